@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .copies import kind_without_copy
@@ -65,9 +65,8 @@ def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], 
     return modules, {name: tensor for name, tensor in tensors.items() if id(tensor) not in others}
 
 
-def _unlike(name: str, taken: Iterable[str]) -> str:
+def _unlike(name: str, taken: Container[str]) -> str:
     """The name, with a number if it is taken."""
-    taken = set(taken)
     return next(n for n in itertools.chain([name], (f"{name}{i}" for i in itertools.count(2))) if n not in taken)
 
 

@@ -1,30 +1,16 @@
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from forked import exit_status_of_child
 
 from forecast_autotune.core.fork_safe_lock import fork_safe_lock
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # beside threads: they are the point
-
-
-def exit_status_of_child(act: Callable[[], bool]) -> int:
-    """0 where it comes to True in the child of a fork, within a minute."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        code = 1
-        try:
-            code = 0 if act() else 1
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
 
 
 @contextmanager

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import gc
-import os
-import signal
 import sys
 import threading
 import weakref
@@ -14,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from forked import exit_status_of_child
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -385,20 +384,6 @@ def beside(act: Callable[[], object], until: threading.Event, over: threading.Ev
     finally:
         over.set()
         thread.join(60)
-
-
-def exit_status_of_child(act: Callable[[], object]) -> int:
-    """0 where the child of a fork acts within a minute."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        code = 1
-        try:
-            act()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitpid(child, 0)[1]
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # beside threads: they are the point
