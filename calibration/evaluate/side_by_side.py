@@ -130,7 +130,7 @@ def kernel_times_us(name: str, launches: Sequence[Launch], reset: Launch, rounds
     for launch in launches:
         launch()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
         for _ in range(rounds + 1):
             for launch in launches:
                 reset()

@@ -87,7 +87,7 @@ def synchronize(size: Size) -> None:
 
 def device_time_ms(step: Callable[[], torch.Tensor]) -> float:
     """Milliseconds that the device works for a step, whatever its host takes: what its kernels and copies take together."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for _ in range(PROFILED_STEPS):
             output = step()
             output.backward(torch.ones_like(output))
