@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .core.budget import BudgetLimits
 from .core.model_names import FORMS, is_language_model, is_loopback, is_model_version
-from .core.user_warnings import warn_user
+from .core.user_warnings import warn_once
 from .errors import InvalidInputError, SettingError, TuningWarning
 
 PREFIX = "FORECAST_AUTOTUNE_"
@@ -29,7 +29,6 @@ _CHOICES = {
     "INDUCTOR": ("0", "1"),
 }
 
-_WARNED_OF: set[str] = set()  # variables that are no settings
 
 SURROGATES = {
     "auto": "",  # history, learned and roofline, blended
@@ -352,7 +351,5 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
 
 def _warn_of_unknown_variables() -> None:
     for name, meant in unknown_variables().items():
-        if name not in _WARNED_OF:
-            _WARNED_OF.add(name)
-            hint = f"did you mean {meant}?" if meant else "remove it, for nothing reads it"
-            warn_user(f"the environment variable {name} is no setting of forecast_autotune: {hint}", TuningWarning)
+        hint = f"did you mean {meant}?" if meant else "remove it, for nothing reads it"
+        warn_once(f"the environment variable {name} is no setting of forecast_autotune: {hint}", TuningWarning)

@@ -8,9 +8,10 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from toy import Toy
@@ -106,6 +107,24 @@ def own_settings(environment_restored: None, monkeypatch: pytest.MonkeyPatch, tm
     folder = tmp_path / "forecast_autotune"
     monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def set_process_total(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Gives what is called a total of its own in the place of this process's."""
+
+    def set_total(total: Any) -> None:
+        for module in ("request", "deciding"):
+            monkeypatch.setattr(f"forecast_autotune.frontends.{module}.PROCESS_TOTAL", total)
+
+    return set_total
+
+
+@pytest.fixture(autouse=True)
+def nothing_warned_of_yet() -> None:
+    """What is warned of once in a process is warned of once in a test."""
+    if given := sys.modules.get("forecast_autotune.core.user_warnings"):
+        given._given.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -167,7 +167,6 @@ def test_new_variables_are_known_and_misspelt_ones_named() -> None:
 
 
 def test_a_misspelt_variable_is_warned_of_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forecast_autotune.settings._WARNED_OF", set())
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUGET", "2s")
     monkeypatch.setenv("FORECAST_AUTOTUNE_XYZZY", "1")
     with pytest.warns(TuningWarning) as warned:

@@ -24,9 +24,9 @@ from forecast_autotune.evaluation.history import history_of
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.evaluation.replay_runner import replay, use_one_thread
 from forecast_autotune.features.forecast_columns import columns_of, expected_gain
-from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.surrogates.by_name import make_surrogate
 from forecast_autotune.tuning.policies import Selective
 
 from ..fit.forest import package_of, prior_without

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import read_space
-from forecast_autotune.frontends.engine import make_surrogate
+from forecast_autotune.surrogates.by_name import make_surrogate
 
 from ..command import positive
 from ..evaluate.baselines import DRAWS, EVERY, WITH_HISTORY, cold

@@ -145,11 +145,12 @@ def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[t
     """Forecasts by the surrogate named, else that of the settings, with what the store knows; no store is created."""
     from dataclasses import replace
 
-    from ..frontends.engine import make_surrogate, remembering
+    from ..frontends.informed import remembering
     from ..remote.fleet_store import open_store
     from ..settings import Settings, check_surrogate
     from ..store.queries import StoreFile
     from ..store.sqlite import SqliteStore
+    from ..surrogates.by_name import make_surrogate
 
     settings = Settings.from_environment()
     if named is not None:

@@ -15,8 +15,8 @@ from ..core.model_names import FORMS, is_language_model, parse_model_name
 from ..errors import WorkerError
 from ..evaluation.history import history_of
 from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, work
-from ..frontends.engine import make_surrogate
 from ..settings import SURROGATES, Settings, check_surrogate
+from ..surrogates.by_name import make_surrogate
 from ._exit_codes import BAD_INPUT, OK
 from ._parsing import Subparsers, count, new_parser
 from ._replay_report import report_of, show_report

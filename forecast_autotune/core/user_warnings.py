@@ -10,6 +10,8 @@ from types import FrameType
 # and a thread begins in the standard library.
 _BETWEEN = frozenset((__name__.partition(".")[0], "triton", "torch")) | sys.stdlib_module_names
 
+_given: set[str] = set()  # by `warn_once`
+
 
 def warn_user(text: str, category: type[Warning]) -> None:
     """Warn at the nearest line of the user's that led here; where there is none, as in a thread, at the outermost.
@@ -28,6 +30,13 @@ def warn_user(text: str, category: type[Warning]) -> None:
         module=scope.get("__name__") or "<unknown>",
         registry=scope.setdefault("__warningregistry__", {}),
     )
+
+
+def warn_once(text: str, category: type[Warning]) -> None:
+    """Warn as `warn_user`, unless this process has given the same warning before."""
+    if text not in _given:
+        _given.add(text)
+        warn_user(text, category)
 
 
 def _is_between(frame: FrameType) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
-from ..core.user_warnings import warn_user
+from ..core.user_warnings import warn_once
 from ..errors import InvalidInputError, TuningWarning
 
 CALL_S = 10.0
@@ -212,7 +212,10 @@ def job_channel(environment: Mapping[str, str] | None = None, *, call_s: float =
         except TuningWarning:  # an error by the user's choice
             raise
         except Exception as err:  # a torch that keeps it elsewhere, a group just gone: each fails in its own way
-            warn_once(f"FORECAST_AUTOTUNE_SYNC=rank0: no way to the process group's store ({err!r}): {_LOCALLY}")
+            warn_once(
+                f"FORECAST_AUTOTUNE_SYNC=rank0: no way to the process group's store ({err!r}): {_LOCALLY}",
+                TuningWarning,
+            )
             return None
     return channel if channel is not None and channel.ranks > 1 else None
 
@@ -226,13 +229,6 @@ def ranks_of_job() -> int:
     return max(1, int(text)) if text.isdecimal() else 1
 
 
-def warn_once(text: str) -> None:
-    """Give a warning that this process has not given yet."""
-    if text not in _WARNED:
-        _WARNED.add(text)
-        warn_user(text, TuningWarning)
-
-
 def _of_process_group(env: Mapping[str, str], call_s: float) -> JobChannel | None:
     global _group
     distributed: Any = sys.modules.get("torch.distributed")  # whoever has a process group has imported it
@@ -242,7 +238,9 @@ def _of_process_group(env: Mapping[str, str], call_s: float) -> JobChannel | Non
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     for name, value in (("WORLD_SIZE", ranks), ("RANK", rank)):
         if env.get(name, "").strip() not in ("", str(value)):
-            warn_once(f"{name}={env[name]!r}, but the process group says {value}: the process group's is taken")
+            warn_once(
+                f"{name}={env[name]!r}, but the process group says {value}: the process group's is taken", TuningWarning
+            )
     # A weak reference: a strong one would keep the server of a destroyed group alive, and its port taken.
     if _group is None or _group[0]() is not store:
         _group = (
@@ -289,7 +287,7 @@ def _of_environment(env: Mapping[str, str], call_s: float) -> JobChannel | None:
             raise InvalidInputError("there is no process group yet: call torch.distributed.init_process_group first")
         host, port = env.get("MASTER_ADDR", ""), _whole(env, "MASTER_PORT", below=2**16)
     except InvalidInputError as err:
-        warn_once(f"FORECAST_AUTOTUNE_SYNC=rank0: {err}. Until then {_LOCALLY}")
+        warn_once(f"FORECAST_AUTOTUNE_SYNC=rank0: {err}. Until then {_LOCALLY}", TuningWarning)
         return None
     # The agent outlives the ranks that it restarts: a claim of a killed one must not keep the new ones from tuning. It does
     # not count a rescale as a restart, so the number of ranks names the attempt too.
@@ -323,7 +321,6 @@ def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-_WARNED: set[str] = set()
 _OPENING = threading.Lock()
 _group: tuple[weakref.ref[Any], JobChannel] | None = None
 _agent: tuple[tuple[object, ...], JobChannel] | None = None

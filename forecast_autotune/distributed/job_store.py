@@ -19,11 +19,12 @@ from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
-from ..errors import InvalidInputError
+from ..core.user_warnings import warn_once
+from ..errors import InvalidInputError, TuningWarning
 from ..protocols import Store
 from ..store.encoding import decode_decision, encode_decision, from_text, to_text
 from ..store.rows import TuningKey
-from .job_channel import CALL_S, JobChannel, Seen, UnreachableError, warn_once
+from .job_channel import CALL_S, JobChannel, Seen, UnreachableError
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,8 @@ class JobStore:
             warn_once(
                 f"the other ranks cannot be reached ({err}): {self.channel} decides by its own store from now on, and "
                 "may decide differently. Check that the process that serves the job's key-value store, most often rank 0, "
-                "is still running"
+                "is still running",
+                TuningWarning,
             )
             return None
 
@@ -226,7 +228,7 @@ class JobStore:
                 raise InvalidInputError(f"{what} is {decision.config}, which is none of this space")
         except InvalidInputError as err:
             self._unusable.add(self._key(job))
-            warn_once(f"{err}. It is ignored: {self.channel} decides by its own store")
+            warn_once(f"{err}. It is ignored: {self.channel} decides by its own store", TuningWarning)
             return None
         if decision.tried and self.own.decision(job) != decision:
             self.own.decide(job, decision)

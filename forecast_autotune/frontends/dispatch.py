@@ -37,13 +37,14 @@ from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
 from ..tuning.progress import show_progress
 from .call_tensors import EMPTY
-from .engine import Request, decide, learn, request, takes_time, untraced
+from .deciding import decide, learn, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .online.at_work import at_work
 from .online.learning import Learnable, Learning
 from .online.learning_threads import learners
 from .online.unhurried import InBackground, RememberingPolicy
 from .pending import holds_unmeasured, is_unmeasured
+from .request import Request, request, takes_time
 from .tuning_lock import tuning_lock
 
 log = logging.getLogger(__name__)

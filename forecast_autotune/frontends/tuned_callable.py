@@ -13,8 +13,8 @@ from ..errors import InvalidInputError, TuningWarning
 from ..store.explanation.explanation import Explanation
 from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
 from .call_tensors import hold_no_data, versions_of_tensors, why_unmeasured, why_untuned
+from .deciding import untraced
 from .dispatch import Dispatcher, FrontDoor
-from .engine import untraced
 from .key_table import Entry
 from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_nan
 from .learnable_callable import current_stream

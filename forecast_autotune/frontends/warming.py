@@ -28,8 +28,8 @@ from ..measure.probe import detect_hardware
 from ..remote.fleet_store import open_store
 from ..store.rows import TuningKey
 from . import dispatch
+from .deciding import launched_first
 from .dispatch import Dispatcher
-from .engine import launched_first
 
 if TYPE_CHECKING:
     from ..compilers.triton_compile import TritonCompiler

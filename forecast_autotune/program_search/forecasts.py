@@ -16,7 +16,7 @@ from ..core.job import Job
 from ..core.outcome import Outcome
 from ..core.space import Space
 from ..core.workload import Program, Workload
-from ..frontends.variants.launches import LazyStaticFeatures
+from ..features.lazy_static_features import LazyStaticFeatures
 from ..protocols import Surrogate
 from .candidate import Candidate, Tried
 from .descriptions import CandidateDescriber, Described, Features, over_sizes

@@ -13,10 +13,10 @@ from ..core.hardware import Toolchain
 from ..core.outcome import Failure
 from ..core.text import plain
 from ..errors import InvalidInputError
-from ..frontends.engine import make_surrogate
 from ..measure.probe import detect_cpp_toolchain, detect_hardware
 from ..processes.box import require_box
 from ..settings import Settings
+from ..surrogates.by_name import make_surrogate
 from .archive import Archive
 from .budget import SearchBudget
 from .candidate import Candidate, Tried, incumbent

@@ -26,7 +26,7 @@ from forecast_autotune.core.job import log2_speedups
 from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import AutotuneError
-from forecast_autotune.frontends.engine import remembering
+from forecast_autotune.frontends.informed import remembering
 from forecast_autotune.language.named import named
 from forecast_autotune.remote.fleet_store import open_store
 from forecast_autotune.settings import PREFIX, Settings

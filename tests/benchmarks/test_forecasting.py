@@ -26,10 +26,12 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Work
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
-from forecast_autotune.frontends.engine import decide, make_surrogate, request
+from forecast_autotune.frontends.deciding import decide
+from forecast_autotune.frontends.request import request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import SurrogateSession
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.by_name import make_surrogate
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.tuning.policies import Selective
 

@@ -12,7 +12,7 @@ from contracts.store_contract import SPACE, a_job, a_measurement
 
 from forecast_autotune.cli import main
 from forecast_autotune.core.forecast import Forecast, Normal
-from forecast_autotune.frontends import engine
+from forecast_autotune.frontends import informed
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.prior import shipped_prior
 from forecast_autotune.surrogates.recalibrated import Recalibrated
@@ -81,7 +81,7 @@ def test_the_correction_shown_is_the_one_in_use(store: Path, capsys: pytest.Capt
     assert main(["stats", "--dir", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["recalibration"]["cuda"]
     with SqliteStore(store) as opened:
-        assert engine._lessons_of(opened, "cuda").sigma_scale.warm == told["after"]
+        assert informed._lessons_of(opened, "cuda").sigma_scale.warm == told["after"]
 
 
 def test_stats_of_a_store_without_pairs_tell_of_no_correction(

@@ -30,7 +30,6 @@ HURRIED = Patience(grace_s=0.05, beat_s=0.05, silent_s=0.4)
 
 @pytest.fixture(autouse=True)
 def nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "_WARNED", set())
     for name in ("_group", "_agent"):
         monkeypatch.setattr(channel, name, None)
 

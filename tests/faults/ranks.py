@@ -39,8 +39,9 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outco
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.distributed.job_store import Patience
-from forecast_autotune.frontends.engine import Request, decide, learn
+from forecast_autotune.frontends.deciding import decide, learn
 from forecast_autotune.frontends.online.unhurried import RememberingPolicy
+from forecast_autotune.frontends.request import Request
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.remote.fleet_store import open_store
 from forecast_autotune.settings import Settings

@@ -21,8 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.features.cuda_features import CudaText, argument  # noqa: E402
 from forecast_autotune.features.hardware_sheets import sheet_for  # noqa: E402
+from forecast_autotune.features.lazy_static_features import LazyStaticFeatures  # noqa: E402
 from forecast_autotune.frontends.load_inline.described import DescribedSources  # noqa: E402
-from forecast_autotune.frontends.variants.launches import LazyStaticFeatures  # noqa: E402
 
 H200 = sheet_for("H200")
 N = 2**20

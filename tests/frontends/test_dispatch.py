@@ -23,7 +23,7 @@ from rehearsed import BEST, call, configs, launched, playing, tuned  # noqa: E40
 
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.errors import InvalidInputError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import dispatch, engine, pending  # noqa: E402
+from forecast_autotune.frontends import deciding, dispatch, pending  # noqa: E402
 from forecast_autotune.frontends.key_table import Entry, KeyTable, Recent  # noqa: E402
 from forecast_autotune.frontends.pending import tune_pending  # noqa: E402
 from forecast_autotune.frontends.triton import door  # noqa: E402
@@ -210,7 +210,7 @@ def test_memory_that_was_short_for_two_calls_keeps_no_later_one_from_being_tuned
 def test_ranks_do_not_hold_to_a_key_of_which_no_config_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = torch.distributed.HashStore()
     channel = JobChannel(lambda: shared, rank=0, ranks=2)
-    monkeypatch.setattr(engine, "job_channel", lambda **_: channel)
+    monkeypatch.setattr(deciding, "job_channel", lambda **_: channel)
     monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
     kernel = tuned()
     with playing():

@@ -11,8 +11,8 @@ import pytest
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.errors import TuningWarning
 from forecast_autotune.evaluation.recorded_space import read_space
-from forecast_autotune.frontends import engine, kept_models
-from forecast_autotune.frontends.engine import request
+from forecast_autotune.frontends import deciding, kept_models
+from forecast_autotune.frontends.request import request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
@@ -44,7 +44,7 @@ def decided(folder: Path, mode: str = "cached", **settings: str) -> Decision:
     environment |= {f"FORECAST_AUTOTUNE_{name}": value for name, value in settings.items()}
     how = request(None, default_budget="4", mode=mode, environment=environment)
     with SqliteStore(folder) as store:
-        return engine.decide(SPACE.job, how, store=store, **acting).decision
+        return deciding.decide(SPACE.job, how, store=store, **acting).decision
 
 
 @pytest.fixture

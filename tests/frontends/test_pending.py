@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,10 @@ def test_a_key_that_may_not_be_measured_is_noted_once_in_a_process(
 
 @pytest.mark.parametrize("where", ["code", "environment"])
 def test_once_the_process_total_is_spent_keys_go_unmeasured_and_are_noted(
-    own_settings: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch, set_process_total: Callable[[Any], None], where: str
 ) -> None:
     spent = TotalSpent(lambda: clock)
-    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", spent)
+    set_process_total(spent)
     clock = 0.0
     kernel = tuned(budget="2,total=60s") if where == "code" else tuned(budget=2)
     if where == "environment":
@@ -107,10 +108,10 @@ def test_once_the_process_total_is_spent_keys_go_unmeasured_and_are_noted(
 
 
 def test_whoever_asks_for_pending_keys_to_be_tuned_goes_beyond_the_total(
-    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+    own_settings: Path, set_process_total: Callable[[Any], None]
 ) -> None:
     spent = TotalSpent(lambda: clock)
-    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", spent)
+    set_process_total(spent)
     clock = 0.0
     with spent.running():
         clock += 60.0
@@ -122,10 +123,10 @@ def test_whoever_asks_for_pending_keys_to_be_tuned_goes_beyond_the_total(
 
 
 def test_a_key_where_the_total_ends_before_any_measurement_is_noted(
-    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+    own_settings: Path, set_process_total: Callable[[Any], None]
 ) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", TotalSpent(lambda: float(next(ticks))))
+    set_process_total(TotalSpent(lambda: float(next(ticks))))
     kernel = tuned(budget="2,total=1s")
     assert call(kernel) == 1
     ((_, why, _),) = noted(own_settings)
@@ -134,7 +135,7 @@ def test_a_key_where_the_total_ends_before_any_measurement_is_noted(
 
 
 def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
-    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+    own_settings: Path, set_process_total: Callable[[Any], None]
 ) -> None:
     clock = 0.0
 
@@ -144,7 +145,7 @@ def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
         launch()
         return [1.0, 1.0, 1.0]
 
-    monkeypatch.setattr("forecast_autotune.frontends.engine.PROCESS_TOTAL", TotalSpent(lambda: clock))
+    set_process_total(TotalSpent(lambda: clock))
     kernel = tuned(budget="4,total=60s", do_bench=bench)
     call(kernel)
     assert [d.tried for d in kernel.decisions.values()] == [False]

@@ -25,7 +25,7 @@ from running import Running, vllm_server
 import forecast_autotune as fa
 from forecast_autotune.cli import main
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.frontends import engine
+from forecast_autotune.surrogates import by_name
 
 ASKED = "/v1/completions"
 WRITTEN = "/v1/chat/completions"
@@ -71,8 +71,8 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "5")
     calls.clear()
     yield
-    engine._model.cache_clear()
-    engine._language_model.cache_clear()
+    by_name._model.cache_clear()
+    by_name._language_model.cache_clear()
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_model_in_this_process_is_asked_through_the_same_door(
             check_call(function, size)
             assert "language_model" in speakers(shown(capsys, number))
     finally:
-        engine._model(f"{runs}:{base}").close()
+        by_name._model(f"{runs}:{base}").close()
     assert warned() == []
 
 

@@ -28,7 +28,8 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import RemoteStoreError, StoreWarning
-from forecast_autotune.frontends.engine import decide, request
+from forecast_autotune.frontends.deciding import decide
+from forecast_autotune.frontends.request import request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.remote import exchange, sync
 from forecast_autotune.remote.fleet_store import FleetStore, open_store

@@ -15,9 +15,9 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Workload
-from forecast_autotune.frontends.engine import Request
 from forecast_autotune.frontends.learnable_callable import LearnableCallable
 from forecast_autotune.frontends.program_text.code_text import CodeText
+from forecast_autotune.frontends.request import Request
 from forecast_autotune.frontends.tuned_callable import Call, CallableDoor, TunedCallable
 from forecast_autotune.measure.clocks import CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, Values

@@ -119,18 +119,18 @@ def as_json(answer: LogProbabilities | Unanswered) -> str:
 @contextmanager
 def named_by_settings(model: Talking) -> Iterator[Talking]:
     """While this is held, every language model that a setting names is this one, as if the process had just begun."""
-    from forecast_autotune.frontends import engine
+    from forecast_autotune.surrogates import by_name
 
     def make(_: str) -> Talking:
         model.made += 1
         return model
 
     def forget() -> None:
-        engine._model.cache_clear()
-        engine._language_model.cache_clear()
+        by_name._model.cache_clear()
+        by_name._language_model.cache_clear()
 
     forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "named", make)
+        patch.setattr(by_name, "named", make)
         yield model
     forget()

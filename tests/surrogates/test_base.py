@@ -17,8 +17,8 @@ from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.frontends import engine
-from forecast_autotune.frontends.engine import Request, make_surrogate, request
+from forecast_autotune.frontends import deciding
+from forecast_autotune.frontends.request import Request, request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.settings import SURROGATES, Settings
 from forecast_autotune.store.sqlite import SqliteStore
@@ -30,6 +30,7 @@ from forecast_autotune.surrogates.base import (
     WithContext,
     WrappedSurrogate,
 )
+from forecast_autotune.surrogates.by_name import make_surrogate
 
 
 class TwiceAsFast(StatelessSurrogate):
@@ -66,7 +67,7 @@ def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> N
     whole = recording()
     replay, store = Replay(whole), SqliteStore.in_memory()
     how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TwiceAsFast())
-    decision = engine.decide(job_of(whole), how, compiler=replay, measurer=replay, store=store).decision
+    decision = deciding.decide(job_of(whole), how, compiler=replay, measurer=replay, store=store).decision
     assert decision.measured == 4
     assert {f.source for f, _ in store.calibration_pairs("cuda")} == {"twice"}
 

@@ -22,9 +22,9 @@ from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.features.forecast_columns import columns_of
-from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.surrogates import prior as priors
 from forecast_autotune.surrogates.blend import Blend
+from forecast_autotune.surrogates.by_name import make_surrogate
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.surrogates.learned import Learned
 

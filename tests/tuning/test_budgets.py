@@ -17,8 +17,8 @@ from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.outcome import SWITCH_MARGIN, Measurement, Outcome
 from forecast_autotune.evaluation.recorded_space import RecordedSpace, read_space
 from forecast_autotune.evaluation.replay_runner import HistoryStore
-from forecast_autotune.frontends.engine import make_surrogate
 from forecast_autotune.measure.replay import Replay
+from forecast_autotune.surrogates.by_name import make_surrogate
 from forecast_autotune.tuning.decision_rule import noise
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Selective

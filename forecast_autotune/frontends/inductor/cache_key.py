@@ -20,7 +20,7 @@ from ...remote.mirror import mirror_folder
 from ...remote.trees import MANIFEST
 from ...settings import PackUrl
 from ...store.queries import StoreFile
-from ..engine import ranks_decide
+from ..deciding import ranks_decide
 from ..triton.install import tuner_of
 from ..triton.kernel_program import program_of
 

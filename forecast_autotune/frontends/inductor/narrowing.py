@@ -29,15 +29,8 @@ from ...remote.fleet_store import open_store
 from ...store.sqlite import SqliteStore
 from ...tuning.decision_rule import Findings
 from ...tuning.decision_rule import decide as decide_by_times
-from ..engine import (
-    Request,
-    decide,
-    first_forecasts,
-    hold_to,
-    keep_decision,
-    ranks_decide,
-    recall,
-)
+from ..deciding import decide, first_forecasts, hold_to, keep_decision, ranks_decide, recall
+from ..request import Request
 from .candidates import Candidates, is_library
 from .generated import kernels
 from .listed import as_listed, is_extern

@@ -16,8 +16,9 @@ from ...errors import TuningWarning
 from ...remote.mirror import mirror_folder
 from ...settings import Settings
 from ...store.queries import StoreFile
+from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
-from ..engine import Request, make_surrogate, request
+from ..request import Request, request
 
 log = logging.getLogger(__name__)
 

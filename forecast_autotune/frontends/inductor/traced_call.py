@@ -20,16 +20,17 @@ from ...core.config import Config
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.outcome import Failure, Measurement
-from ...core.user_warnings import warn_user
+from ...core.user_warnings import warn_once
 from ...errors import CacheMissError, TuningWarning
 from ...measure.no_measurer import NO_MEASURER
 from ...protocols import Store
 from ...store.rows import TuningKey
-from ..engine import Request, decide
+from ..deciding import decide
 from ..pending import is_unmeasured
+from ..request import Request
 from ..triton.call import TritonCall
 from ..triton.kernel_spec import KernelSpec
-from .recompilation import EPOCH, hold_until_measured
+from ..triton.recompilation import EPOCH, hold_until_measured
 from .traced_arguments import fake_tensor, hinted, meta_tensor, without_modes
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ AT_THE_CALL = ("num_warps", "num_stages", "num_consumer_groups", "num_buffers_wa
 _lock = fork_safe_lock()
 captured_tuners: weakref.WeakKeyDictionary[Any, dict[str, Autotuner]] = weakref.WeakKeyDictionary()
 """By tuner: those that torch has captured in its place, by the text of their configs."""
-
-_warned: set[str] = set()
 
 
 class TracedCall:
@@ -188,9 +187,7 @@ class TracedCall:
         reason = why if isinstance(why, str) else f"{type(why).__name__}: {why}"
         text = f"kernel {self.spec.name} {what}: {reason}"
         log.debug("%s", text, exc_info=isinstance(why, Exception))
-        if text not in _warned:
-            _warned.add(text)
-            warn_user(text, TuningWarning)
+        warn_once(text, TuningWarning)
 
 
 def _failure(tuning: TritonCall, config: Config, store: Store) -> Failure | None:

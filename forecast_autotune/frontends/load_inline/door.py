@@ -20,9 +20,9 @@ from ...measure.in_process import InProcess, clock_for
 from ...measure.isolated import Isolated, extension_trials
 from ...protocols import Store
 from ..call_tensors import why_untuned
-from ..engine import Request
 from ..keys import NoKeyError, device_of
 from ..learnable_callable import LearnableCallable
+from ..request import Request
 from ..tuned_callable import Call, CallableDoor
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from ...core.outcome import Outcome
 from ...core.space import Space
 from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
+from ...features.lazy_static_features import LazyStaticFeatures
 from ...measure.checks import Check, check_name, validate
 from ...protocols import Surrogate
 from ...remote.fleet_store import open_store
@@ -24,7 +25,6 @@ from ..call_tensors import labelled_tensors
 from ..keys import device_of, features_of
 from ..nested_tuning import ever_nested, of_thread
 from ..tuned_callable import Call, TunedCallable, work_of_call
-from ..variants.launches import LazyStaticFeatures
 from .described import DescribedSources
 from .door import FunctionDoor
 

@@ -18,7 +18,6 @@ from ...measure.checks import Check, validate
 from ...protocols import Surrogate
 from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
-from ..inductor.recompilation import EPOCH, recompile
 from ..inductor.torch_patches import patch_torch
 from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
@@ -29,6 +28,7 @@ from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
 from .launch_codegen import Shortcuts
+from .recompilation import EPOCH, recompile
 from .simulated_driver import times_mean_nothing
 from .target import require_driver
 from .tuner_options import (

@@ -30,14 +30,14 @@ from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
 from ..call_tensors import CAPTURING, EMPTY, is_capturing
-from ..engine import Request
-from ..inductor.recompilation import recompile_measured
 from ..key_table import Entry
 from ..online.learning import compare_on_copies
+from ..request import Request
 from ..tuning_lock import tuning_lock
 from .call import TritonCall, device_compiler, timings_ms
 from .config_arguments import Arguments
 from .decision_cache import tuning_key
+from .recompilation import recompile_measured
 from .specializations import Specializations
 from .target import Aim, compiled_for, current_device
 

@@ -203,8 +203,8 @@ def module_of(kernel: Any) -> str:
 
 def _reach(kernel: Any) -> Any:
     """Make the tuner that decides for a kernel; None where it is left to Triton, with a warning if none can be made."""
-    from ..inductor.recompilation import EPOCH
     from .reached_tuner import ReachedTuner
+    from .recompilation import EPOCH
 
     if (packages := _packages) is None:
         return None

@@ -8,12 +8,12 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner
 
 from ..dispatch import Dispatcher
-from ..inductor.recompilation import recompile
 from .autotuner import DEFAULT_BUDGET, ForecastAutotuner
 from .config_checks import checked_configs
 from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor
 from .install import ATTRIBUTE, after_first_launch, lock
+from .recompilation import recompile
 from .simulated_driver import times_mean_nothing
 from .tuner_options import install_default_hooks, is_default_hook, timing_of
 

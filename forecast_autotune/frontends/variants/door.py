@@ -21,6 +21,7 @@ from ...core.space import Space
 from ...core.workload import Workload
 from ...errors import AutotuneError
 from ...features.launch_features import work_of
+from ...features.lazy_static_features import LONGEST_S, LazyStaticFeatures
 from ...measure.checks import check_name
 from ...measure.clocks import Clock, CpuClock, EventClock, Launch, cuda_clock
 from ...measure.copies import BorrowedArguments, CopiedArguments, Values
@@ -30,14 +31,14 @@ from ...measure.state import state_reached
 from ...protocols import Compiler, Store
 from ...tuning.loop import stored
 from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
-from ..engine import Request
 from ..keys import NoKeyError, features_of
 from ..learnable_callable import LearnableCallable
+from ..request import Request
 from ..triton.simulated_driver import Rehearsal, current_rehearsal
 from ..tuned_callable import Call, CallableDoor, work_of_call
 from ..tuning_lock import tuning_lock
 from .arguments import KNOB
-from .launches import LONGEST_S, LONGEST_SHARE, LazyStaticFeatures, VariantLaunches, form_of
+from .launches import LONGEST_SHARE, VariantLaunches, form_of
 
 if TYPE_CHECKING:
     from .joint_space import Choice

@@ -14,7 +14,7 @@ from ...core.config import Config
 from ...core.digest import Value
 from ...core.job import Job
 from ...core.text import error_text, plain
-from ...core.user_warnings import warn_user
+from ...core.user_warnings import warn_once
 from ...errors import InvalidInputError, StoreWarning
 from ..encoding import Json, from_text, to_text
 from ..filesystem import make_folder
@@ -31,8 +31,6 @@ MOST_FILES = 20_000
 """Looked at in one import: vLLM 0.33 and SGLang 0.5.23 together ship some 730."""
 
 log = logging.getLogger(__name__)
-
-_WARNED_OF: set[str] = set()
 
 
 def import_files(store: Path, known: ConfigFormat, paths: Sequence[Path]) -> tuple[int, int]:
@@ -112,7 +110,9 @@ def suggested(store: Path, job: Job) -> tuple[Config, ...]:
                     log.info("%s: %s is tried first, for %s of %s names it", job.workload, config, source, known.name)
                     configs[config] = None
         except Exception as err:  # whatever stands in a file, the run goes on as without it
-            _warn_once(f"{kept.root}: imported configs are not used ({type(err).__name__}: {error_text(err)})")
+            warn_once(
+                f"{kept.root}: imported configs are not used ({type(err).__name__}: {error_text(err)})", StoreWarning
+            )
     return tuple(configs)
 
 
@@ -146,7 +146,7 @@ class _KeptFiles:
         except FileNotFoundError:
             return None
         except (OSError, InvalidInputError) as err:
-            _warn_once(f"{path} is left out: {error_text(err)}. Import it again")
+            warn_once(f"{path} is left out: {error_text(err)}. Import it again", StoreWarning)
             return None
         return value if isinstance(value, dict) else None
 
@@ -154,9 +154,3 @@ class _KeptFiles:
         """The names of the folders that files are kept in."""
         with os.scandir(self.root) as found:
             return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-
-
-def _warn_once(text: str) -> None:
-    if text not in _WARNED_OF:
-        _WARNED_OF.add(text)
-        warn_user(text, StoreWarning)

@@ -19,7 +19,7 @@ from calibration.evaluate.trials import FAILED, Case, Trial
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
-from forecast_autotune.frontends.engine import make_surrogate
+from forecast_autotune.surrogates.by_name import make_surrogate
 
 ELSEWHERE = replace(HERE, name="B", units=60)
 OTHER_VENDOR = replace(HERE, kind="hip", name="C")

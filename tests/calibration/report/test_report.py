@@ -35,7 +35,7 @@ from calibration.report.report import budgets_to, main
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
 from forecast_autotune.evaluation.traces import write_trace
-from forecast_autotune.frontends.engine import make_surrogate
+from forecast_autotune.surrogates.by_name import make_surrogate
 
 REAL = TRACES / "cuda_transpose.small.NVIDIA_H200.jsonl.gz"
 NASTY = 'bowl<script>alert(1)&"$x$".jsonl.gz'

@@ -35,7 +35,7 @@ from forecast_autotune.core.allowance import PROCESS_ALLOWANCE  # noqa: E402
 from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
-from forecast_autotune.frontends import engine  # noqa: E402
+from forecast_autotune.frontends import deciding  # noqa: E402
 from forecast_autotune.frontends.inductor import torch_patches, traced_call  # noqa: E402
 from forecast_autotune.frontends.online import learning_threads  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
@@ -97,7 +97,6 @@ def compiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Compil
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     monkeypatch.setattr(AsyncCompile, "triton", written)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    traced_call._warned.clear()
     with torch._inductor.config.patch(compile_threads=1):
         yield found
     torch._dynamo.reset()
@@ -198,7 +197,7 @@ def test_the_ranks_shared_decision_is_asked_for_however_warm_the_cache(
 ) -> None:
     published = [torch.distributed.HashStore()]
     monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
-    monkeypatch.setattr(engine, "job_channel", lambda **_: JobChannel(lambda: published[0], rank=1, ranks=2))
+    monkeypatch.setattr(deciding, "job_channel", lambda **_: JobChannel(lambda: published[0], rank=1, ranks=2))
     surrogate = Favours(64)
     f = route(tuned(surrogate=surrogate))
     with playing():
@@ -736,7 +735,7 @@ def test_with_ranks_compiled_code_stays_with_what_they_decided_first(
 ) -> None:
     published = torch.distributed.HashStore()
     monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
-    monkeypatch.setattr(engine, "job_channel", lambda **_: JobChannel(lambda: published, rank=0, ranks=2))
+    monkeypatch.setattr(deciding, "job_channel", lambda **_: JobChannel(lambda: published, rank=0, ranks=2))
     with playing():
         compiling(traced_by_dynamo(tuned(surrogate=Favours(64))))
         for _ in range(2):

@@ -23,9 +23,9 @@ from forecast_autotune.core.context import ForecastContext  # noqa: E402
 from forecast_autotune.core.forecast import Abstention  # noqa: E402
 from forecast_autotune.core.workload import Work  # noqa: E402
 from forecast_autotune.errors import InvalidInputError  # noqa: E402
+from forecast_autotune.features.lazy_static_features import LazyStaticFeatures  # noqa: E402
 from forecast_autotune.frontends import tuned_callable  # noqa: E402
 from forecast_autotune.frontends.variants import launches  # noqa: E402
-from forecast_autotune.frontends.variants.launches import LazyStaticFeatures  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.surrogates.base import StatelessSurrogate  # noqa: E402
 
@@ -213,13 +213,13 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(launches.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def describe(config: Config) -> dict[str, float]:
         now[0] += 3.0 if config["n"] == 0 else 0.1  # the first one imports
         return {"n": 1.0}
 
-    with caplog.at_level(logging.DEBUG, launches.__name__):
+    with caplog.at_level(logging.DEBUG, LazyStaticFeatures.__module__):
         described = LazyStaticFeatures(configs(1000), describe, longest_s=2.0)
         told = [i for i, d in enumerate(described) if d]
     assert now[0] == pytest.approx(3.0 + 2.0, abs=0.2)
@@ -228,7 +228,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     assert len({i // 250 for i in told}) == 4, "of all parts of the space"
     assert [i for i, asked in enumerate(described.asked) if asked] == told
     assert f"{len(told)} of 1000 configs are described" in caplog.text
-    monkeypatch.setattr(launches, "MOST_CONFIGS", 30)
+    monkeypatch.setattr("forecast_autotune.features.lazy_static_features.MOST_CONFIGS", 30)
     assert sum(map(bool, LazyStaticFeatures(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
 
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Config
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.job import Job
-from ..engine import Request, recall
+from ..deciding import recall
 from ..pending import after_tuning, is_unmeasured
+from ..request import Request
 
 if TYPE_CHECKING:
-    from ..triton.autotuner import ForecastAutotuner
+    from .autotuner import ForecastAutotuner
 
 EPOCH = "_forecast_autotuner_epoch"
 """The attribute by which Dynamo guards code that holds a kernel; one with a key's digest after it guards that key's."""

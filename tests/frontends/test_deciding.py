@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,8 +31,8 @@ from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.distributed.job_channel import JobChannel
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError, TuningWarning
-from forecast_autotune.frontends import engine
-from forecast_autotune.frontends.engine import Request, request
+from forecast_autotune.frontends import deciding, informed
+from forecast_autotune.frontends.request import Request, request
 from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
@@ -46,12 +46,13 @@ from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
 from forecast_autotune.surrogates.base import BaseSession, StatelessSurrogate, WrappedSurrogate
 from forecast_autotune.surrogates.blend import Blend
+from forecast_autotune.surrogates.by_name import make_surrogate
 from forecast_autotune.surrogates.history import History
 
 
 def decide(*arguments: Any, **more: Any) -> Decision:
     """A decision that holds."""
-    resolution = engine.decide(*arguments, **more)
+    resolution = deciding.decide(*arguments, **more)
     assert resolution.retry_after_s is None
     return resolution.decision
 
@@ -112,7 +113,7 @@ def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
     monkeypatch.setattr(prior, "SHIPPED", broken)
     prior._shipped.cache_clear()
     recorded = recording()
-    how = Request(settings=Settings(), budget=BudgetLimits.parse("6"), surrogate=engine.make_surrogate("auto"))
+    how = Request(settings=Settings(), budget=BudgetLimits.parse("6"), surrogate=make_surrogate("auto"))
     try:
         with SqliteStore(tmp_path / "store") as store:
             for n in (1, 2, 3):
@@ -168,7 +169,7 @@ def test_no_other_model_answers_for_one_that_is_held_and_not_here(
 
 @pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])
 def test_the_environment_overrides_a_surrogate_whether_name_or_object(value: str, expected: str) -> None:
-    for given in ("roofline", engine.make_surrogate("roofline")):
+    for given in ("roofline", make_surrogate("roofline")):
         environment = {"FORECAST_AUTOTUNE_SURROGATE": value}
         found = request(None, default_budget="16", surrogate=given, environment=environment)
         assert found.surrogate.name == expected
@@ -207,7 +208,7 @@ def stretches(store: SqliteStore, surrogate: TooSure, mode: str = "tune", budget
     replay = Replay(recorded)
     how = Request(settings=Settings(mode=mode), budget=BudgetLimits.parse(budget), surrogate=surrogate)
     seen: set[float] = set()
-    wrapped = engine.tune
+    wrapped = deciding.tune
 
     def watching(*arguments: Any, surrogate: Any, **rest: Any) -> Any:
         class Watched(WrappedSurrogate):
@@ -225,7 +226,7 @@ def stretches(store: SqliteStore, surrogate: TooSure, mode: str = "tune", budget
         return wrapped(*arguments, surrogate=Watched(surrogate), **rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "tune", watching)
+        patch.setattr(deciding, "tune", watching)
         decide(job_of(recorded), how, compiler=replay, measurer=replay, store=store)
     return seen
 
@@ -255,7 +256,7 @@ def test_the_record_of_other_hardware_says_nothing(tmp_path: Path) -> None:
         how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
         asked = Question(job=a_job())
         for kind, factor in (("cuda", 4.0), ("cpu", 1.0), ("stub", 1.0)):
-            (said, *_) = ask(engine._recalibrated(how.surrogate, store, kind), asked)
+            (said, *_) = ask(informed._recalibrated(how.surrogate, store, kind), asked)
             assert isinstance(said, Forecast)
             assert said.sigma_scale == factor
 
@@ -271,7 +272,7 @@ def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
         return pairs(self, kind)
 
     monkeypatch.setattr(SqliteStore, "calibration_pairs", counted)
-    monkeypatch.setattr(engine, "RECALIBRATE_EVERY", 3)
+    monkeypatch.setattr(informed, "RECALIBRATE_EVERY", 3)
     recorded = recording()
     how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
     with with_a_record(tmp_path) as store:
@@ -430,7 +431,7 @@ def test_a_model_is_made_once_for_all_kernels_and_charged_to_the_budget() -> Non
         assert tuned(store, 1, budget="0").spent_s > 0.5
         tuned(store, 2, budget="0")
         assert model.made == 1
-        one, other = (engine.make_surrogate(SERVED) for _ in range(2))
+        one, other = (make_surrogate(SERVED) for _ in range(2))
         assert isinstance(one, Blend)
         assert isinstance(other, Blend)
         assert one.members[-1] is other.members[-1]
@@ -450,9 +451,9 @@ def test_a_model_has_half_of_the_seconds_that_are_left() -> None:
     budget.start(84)
     how = request("16", default_budget="16", surrogate=History())
     now_s[0] += 2.0
-    assert engine._ask_limit_s(how, budget) == 4.0
-    assert engine._ask_limit_s(replace(how, unmeasured="a graph is captured"), budget) == 0.0
-    assert engine._ask_limit_s(how, Budget("16")) == math.inf
+    assert informed.ask_limit_s(how, budget) == 4.0
+    assert informed.ask_limit_s(replace(how, unmeasured="a graph is captured"), budget) == 0.0
+    assert informed.ask_limit_s(how, Budget("16")) == math.inf
 
 
 def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path) -> None:
@@ -460,23 +461,25 @@ def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path
     job = job_of(recorded)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
         shares, leader = (SqliteWorkSharing(store, job, device=device) for device in ("one", "other"))
-        surrogate = engine.make_surrogate(SERVED)
+        surrogate = make_surrogate(SERVED)
         with leader.lead("run", 10, None):
-            helping = engine.remembering(surrogate, store, busy=shares.wanted)
+            helping = informed.remembering(surrogate, store, busy=shares.wanted)
             ask(helping, Question(job=job))
             assert model.asked == []
-        leading = engine.remembering(surrogate, store, busy=shares.wanted)
+        leading = informed.remembering(surrogate, store, busy=shares.wanted)
         ask(leading, Question(job=job))
         assert len(model.asked) == 83
 
 
 @pytest.mark.usefixtures("own_settings")
-def test_real_calls_heed_limits_on_configs_and_none_of_time_but_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_calls_heed_limits_on_configs_and_none_of_time_but_0(
+    monkeypatch: pytest.MonkeyPatch, set_process_total: Callable[[Any], None]
+) -> None:
     spent = TotalSpent(iter([0.0, 60.0]).__next__)
     with spent.running():
         pass
-    monkeypatch.setattr(engine, "PROCESS_TOTAL", spent)
-    monkeypatch.setattr(engine.learners, "frozen", False)
+    set_process_total(spent)
+    monkeypatch.setattr("forecast_autotune.frontends.request.learners.frozen", False)
     for budget, learns in (("8,30s,total=60s", "8"), ("2s", "16"), ("total=60s", "16"), ("all", "all")):
         assert str(request(budget, default_budget="16,30s", mode="online").learns) == learns
     for budget in ("0", "16,0s", "total=0s"):
@@ -485,7 +488,7 @@ def test_real_calls_heed_limits_on_configs_and_none_of_time_but_0(monkeypatch: p
 
 @pytest.mark.usefixtures("own_settings")
 def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, set_process_total: Callable[[Any], None]
 ) -> None:
     shared = torch.distributed.HashStore()
     spent, unspent = TotalSpent(), TotalSpent()
@@ -496,8 +499,8 @@ def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
     monkeypatch.setenv("FORECAST_AUTOTUNE_SYNC", "rank0")
     for rank, total in enumerate((spent, unspent)):
         line = JobChannel(lambda: shared, rank=rank, ranks=2)
-        monkeypatch.setattr(engine, "job_channel", lambda line=line, **_: line)
-        monkeypatch.setattr(engine, "PROCESS_TOTAL", total)
+        monkeypatch.setattr(deciding, "job_channel", lambda line=line, **_: line)
+        set_process_total(total)
         how = request("16,total=60s", default_budget="16", surrogate=History())
         decided.append(decide(job, how, store=SqliteStore.in_memory(), **acting))
     assert decided[0] == decided[1]

@@ -1,0 +1,244 @@
+"""From a request to a decision: stored, tuned now, or learned from real calls; by the ranks of one job alike."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+import filelock  # noqa: F401  # whose locks a first call takes: importing it takes 25 ms
+
+from ..compilers.no_compile import NoCompiler
+from ..core.budget import NOTHING, PROCESS_TOTAL, Budget
+from ..core.decision import FIRST_RETRY_S, Decision, Resolution
+from ..core.forecast import Abstention, Forecast
+from ..core.job import Job
+from ..distributed.job_channel import JobChannel, job_channel
+from ..distributed.job_store import JobStore
+from ..distributed.key_list import is_asked_for
+from ..distributed.work_sharing import SqliteWorkSharing, device_of_tune
+from ..errors import CacheMissError
+from ..measure.no_measurer import NO_MEASURER
+from ..measure.real_calls import RealCalls
+from ..protocols import Compiler, Listener, Measurer, Policy, Store
+from ..remote.fleet_store import FleetStore
+from ..settings import Settings
+from ..store.config_files.imported import suggested
+from ..store.sqlite import SqliteStore
+from ..tuning.forecasting import Forecaster
+from ..tuning.loop import stored, tune
+from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
+from .informed import ask_limit_s, by_held_model, informed
+from .kept_models import keep_model
+from .online.unhurried import RememberingPolicy
+from .pending import note_if_pending
+from .request import Request
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def make_policy(budget: Budget) -> Policy:
+    """The policy that a budget calls for."""
+    if not budget.measures:
+        return StoredOnly()
+    return Exhaustive() if budget.all else Selective()
+
+
+def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budget, fleet: FleetStore | None) -> Policy:
+    """A policy that tries first what imported config files and other machines name for a job.
+
+    Where all or nothing is tried, it is as it was.
+    """
+    if not budget.measures or budget.all:
+        return policy
+    imported = suggested(settings.dir, job)
+    if fleet is not None:
+        return SuggestedFirst(policy, lambda: (*fleet.suggested(job), *imported))
+    return SuggestedFirst(policy, lambda: imported) if imported else policy
+
+
+def decide(
+    job: Job,
+    how: Request,
+    *,
+    compiler: Compiler,
+    measurer: Measurer,
+    store: Store,
+    listener: Listener | None = None,
+    device: str = "",
+    earlier: Decision | None = None,
+) -> Resolution:
+    """The decision for a job: stored, or tuned now; by the ranks of one job alike. It waits for no other process.
+
+    Args:
+        listener: told how far the run has come.
+        device: identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
+            In a process of `tune` its name holds.
+        earlier: the decision that this process was given last time, to be asked for again.
+    Raises:
+        CacheMissError: mode is `strict` and there is no decision for this key.
+        NoWorkingConfigError: nothing can be run.
+    """
+    if not is_asked_for(job):
+        how = replace(how, budget=NOTHING, unmeasured="the list of keys to tune does not name it")
+    budget = Budget(how.budget, total=PROCESS_TOTAL)
+    if not budget.measures:
+        how = by_held_model(how)
+    shares, device = None, device_of_tune() or (device if how.shard else "")
+    if device and how.settings.sync == "store" and isinstance(store, SqliteStore):
+        shares = SqliteWorkSharing(store, job, device=device)
+    # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
+    surrogate = informed(how, job, store, limit_s=ask_limit_s(how, budget), busy=shares.wanted if shares else None)
+    meanwhile = informed(how, job, store, limit_s=0.0)
+    fleet = store if isinstance(store, FleetStore) else None
+    store = _with_ranks(store, how)
+    if how.settings.mode == "strict":
+        if recalled := _recalled(job, store):
+            return Resolution(store.publish_decision(job, recalled))
+        note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
+        raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
+    resolution = untraced(tune)(
+        job,
+        compiler=compiler,
+        surrogate=surrogate,
+        policy=_with_suggestions(make_policy(budget), job, how.settings, budget, fleet),
+        measurer=measurer,
+        store=store,
+        budget=budget,
+        listener=listener,
+        shares=shares,
+        meanwhile=meanwhile,
+        earlier=earlier,
+        arrived=None if fleet is None or budget.all else fleet.arrivals(job),
+    )
+    if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
+        resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
+    note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
+    if how.settings.model is None:
+        keep_model(how.settings.dir, resolution.decision)
+    return resolution
+
+
+def learn(
+    job: Job, how: Request, *, compiler: Compiler, calls: RealCalls, observed: RememberingPolicy, store: Store
+) -> Resolution:
+    """The decision that real calls come to. It waits for them, so it is called in a thread of its own.
+
+    Args:
+        calls: give the times.
+        observed: is told what the policy looks at.
+    Raises:
+        LearningEndedError: nothing more is to be learned.
+        NoWorkingConfigError: nothing can be run.
+    """
+    # Seconds in which nobody works do not count: it may be hours until a key is called again.
+    budget = Budget(how.learns or NOTHING, clock=lambda: time.perf_counter() - calls.waited_s)
+    surrogate = informed(how, job, store, limit_s=math.inf)
+    fleet = store if isinstance(store, FleetStore) else None
+    observed.policy = _with_suggestions(make_policy(budget), job, how.settings, budget, fleet)
+    return tune(
+        job,
+        compiler=compiler,
+        surrogate=surrogate,
+        policy=observed,
+        measurer=calls,
+        store=_with_ranks(store, how, measures=True),
+        budget=budget,
+        meanwhile=informed(how, job, store, limit_s=0.0),
+    )
+
+
+def launched_first(job: Job, how: Request, store: Store) -> Decision:
+    """What the first call of a key runs where nothing is measured yet: stored, else forecast, else the default.
+
+    Nothing is noted or kept.
+    """
+    how = by_held_model(how)
+    return tune(
+        job,
+        compiler=NoCompiler(),
+        surrogate=informed(how, job, store, limit_s=0.0),
+        policy=StoredOnly(),
+        measurer=NO_MEASURER,
+        store=store,
+        budget=Budget("0"),
+    ).decision
+
+
+def first_forecasts(job: Job, how: Request, store: Store) -> tuple[Sequence[Forecast | Abstention], str]:
+    """What is forecast of each config of a job by all that is stored, and by which version of the fitted model.
+
+    For a compiler that times configs itself: no language model is asked, and nothing that fails is raised.
+    """
+    forecaster = Forecaster(job, informed(how, job, store, limit_s=0.0))
+    outcomes = {config: outcome for config, outcome in store.outcomes(job).items() if config in job.space}
+    forecaster.start(store.related_recordings(job), outcomes, {})
+    return forecaster.forecasts, forecaster.model_version
+
+
+def keep_decision(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
+    """Store a decision that was made elsewhere than in `decide`; returns the one that all ranks of the job hold to."""
+    store.decide(job, decision)
+    return hold_to(job, how, store, decision)
+
+
+def hold_to(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
+    """The decision that all ranks of the job hold to: this one, unless one of them has published another before."""
+    return _with_ranks(store, how).publish_decision(job, decision)
+
+
+def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """A function as it is when Dynamo looks away: where a call breaks the graph, it would compile our numpy too."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
+
+
+def recall(job: Job, how: Request, store: Store) -> Decision | None:
+    """The decision a job has where nothing may be measured: the ranks' or a stored one; None if it is to be forecast."""
+    return _recalled(job, _with_ranks(store, how))
+
+
+def _recalled(job: Job, store: Store) -> Decision | None:
+    return store.shared_decision(job) or stored(job, store)
+
+
+def ranks_decide(how: Request) -> bool:
+    """Whether all ranks of a job come to one decision, which is then known to none of them ahead."""
+    return _channel(how) is not None
+
+
+def _channel(how: Request) -> JobChannel | None:
+    """The way to the other ranks; in mode `forecast` they decide alike by themselves."""
+    if how.settings.sync != "rank0" or how.settings.mode == "forecast":
+        return None
+    return job_channel(call_s=how.patience.call_s)
+
+
+def _with_ranks(store: Store, how: Request, *, measures: bool = False) -> Store:
+    """The store through which all ranks come to one decision; `measures` where one is measured, whatever the budget."""
+    channel = _channel(how)
+    if channel is None:
+        return store
+    # The rank that tunes spends its total first: what it decides from then on is for those that have spent nothing too.
+    measures = measures or how.total_spent or how.budget.measures
+    return JobStore(store, channel, measures=measures, patience=how.patience)
+
+
+def _missed(job: Job, store: Store) -> str:
+    """Which key has no decision, and which known one is most like it."""
+
+    def likeness(key: dict[str, object]) -> int:
+        return sum(key.get(name) == value for name, value in job.workload.key.items())
+
+    known = [
+        r.workload
+        for r in store.related_recordings(job)
+        if r.hardware == job.hardware and r.workload.program.digest == job.workload.program.digest
+    ]
+    nearest = max(known, key=lambda w: likeness(dict(w.key)), default=None)
+    miss = f"no decision for {job.workload} on {job.hardware}"
+    return f"{miss}; the nearest key known is {nearest}" if nearest else f"{miss}, nor for any other key of it"
