@@ -57,7 +57,13 @@ def key_parts(key: Mapping[str, object]) -> dict[str, str]:
 
     Strides follow a tensor that is not contiguous: `f32[512x512]:1,512`.
     """
-    return {name: _dtypes(value) if name == "dtypes" else _brief(value) for name, value in key.items()}
+    parts: dict[str, str] = {}
+    for name, value in key.items():
+        if name == "constexprs" and isinstance(value, Mapping):
+            parts |= {constexpr: _brief(held) for constexpr, held in value.items()}
+        else:
+            parts[name] = _dtypes(value) if name == "dtypes" else _brief(value)
+    return parts
 
 
 def _dtypes(value: object) -> str:

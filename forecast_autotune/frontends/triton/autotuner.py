@@ -233,8 +233,12 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @property
     def name(self) -> str:
-        """The kernel's function name."""
-        return str(self.base_fn.__name__)
+        """The kernel's function name, unless the program gave it another, as it may with a tuner of Triton's."""
+        return str(vars(self).get("name", self.base_fn.__name__))
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.__dict__["name"] = name
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Launch the kernel under the config decided for this call's key; the first call of a key decides.
@@ -286,7 +290,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         try:
             result = self._launch(config, args, kwargs)
         except Exception as err:
-            if entry is None or entry.measured or not is_of_the_config(err):
+            if entry is None or (entry.measured and entry.fallback is None) or not is_of_the_config(err):
                 raise
             return launch_another(self, key, entry, config, err, args, kwargs)
         if entry is not None:

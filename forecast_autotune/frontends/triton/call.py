@@ -14,7 +14,7 @@ from ...compilers.no_compile import NoCompiler
 from ...compilers.triton_binding import bind_call, defaults_of
 from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_pool import WorkerPool
-from ...compilers.triton_source import OPTIONS, gpu_target, heuristic_names, jit_function
+from ...compilers.triton_source import OPTIONS, gpu_target, heuristic_names, is_tritons_own, jit_function
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.hardware import Hardware
@@ -29,11 +29,14 @@ from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
 from ...protocols import Compiler
 from ..call_tensors import is_fake
-from .config_arguments import Arguments, ConfigArguments
+from .config_arguments import Arguments, ConfigArguments, is_descriptor
 from .kernel_program import plain_value, program_of
 from .kernel_spec import KernelSpec
 from .target import Aim, compiled_for, current_hardware, current_toolchain
 from .timing import make_measurer
+
+BY_LAUNCHER = "by the launcher"
+"""The value of a knob that some configs leave to a class between the tuner and the kernel."""
 
 ALIGNED = 16  # bytes: Triton asks of an address whether so many divide it, and no more
 
@@ -155,6 +158,8 @@ class TritonCall:
         default = parameter.default
         if name in heuristic_names(self.spec.fn):
             return "by a heuristic"
+        if default is parameter.empty and not is_tritons_own(self.spec.fn):
+            return BY_LAUNCHER  # what stands between tuner and kernel may add to a call
         if default is parameter.empty:
             raise InvalidInputError(
                 f"configs of kernel {self.spec.name} set different knobs: {name} is missing in some, and the kernel has "
@@ -169,7 +174,20 @@ class TritonCall:
                 value = self.named[name]
                 key[name] = plain_value(self.spec.key_buckets[name](value) if name in self.spec.key_buckets else value)
         dtypes = {n: str(v.dtype) for n, v in self.named.items() if n in self.spec.arg_names and hasattr(v, "dtype")}
-        return {**key, **({"dtypes": dtypes} if dtypes else {})}
+        constexprs = self._constexprs()
+        return {**key, **({"constexprs": constexprs} if constexprs else {}), **({"dtypes": dtypes} if dtypes else {})}
+
+    def _constexprs(self) -> dict[str, Value]:
+        """What the call compiles into the kernel and `key=` does not name: with another head size another config fits.
+
+        Triton's key leaves them out, for its choice ends with the process. A stored one has to hold for other calls.
+        """
+        parameters = () if self.kernel is None else self.kernel.params
+        return {
+            p.name: plain_value(self.named[p.name])
+            for p in parameters
+            if p.is_constexpr and p.name in self.named and p.name not in self.spec.key
+        }
 
     def _timing(self) -> str:
         """How it is timed; a benchmark of the user's own by its name, for its times do not compare with Triton's."""
@@ -196,7 +214,8 @@ class TritonCall:
     # Compiling ------------------------------------------------------------------------------------------------------
 
     def _make_compiler(self, arguments_of: ConfigArguments) -> Compiler:
-        if self.kernel is None or self.hardware.kind == "interpreter":
+        by_launcher = any(BY_LAUNCHER in config.knobs.values() for config in self._theirs)
+        if self.kernel is None or self.hardware.kind == "interpreter" or by_launcher:
             return NoCompiler()
         if self._named_only:
             target, limits = target_of(self.hardware), device_properties(self.hardware)
@@ -269,11 +288,6 @@ def by_knobs(theirs: Sequence[Any]) -> dict[Config, Any]:
 def knobs_of(config: Any) -> dict[str, Value]:
     """All that a `triton.Config` sets, by name, as values of a `Config`."""
     return {name: plain_value(value) for name, value in config.all_kwargs().items()}
-
-
-def is_descriptor(value: Any) -> bool:
-    """Whether it is a tensor descriptor of the caller's, whose block a config's hook sets."""
-    return hasattr(value, "block_shape")
 
 
 def timings_ms(

@@ -52,7 +52,8 @@ class ConfigArguments:
         """Positional and keyword arguments of the kernel.
 
         Raises:
-            NotAheadError: the config's hook does not run on tensors without data: only a launch can tell.
+            NotAheadError: the config's hook does not run on tensors without data, and may change a descriptor: only a
+                launch can tell.
         """
         if config not in self._arguments:
             self._arguments[config] = self._make(config)
@@ -65,8 +66,14 @@ class ConfigArguments:
             named = {**self._spec.by_name(args), **kwargs}
             with torch.inference_mode(False):  # else the copies would count no changes
                 copies = {name: _own_copy(value) for name, value in named.items()}
-                self._run_hook(theirs.pre_hook, dict(copies))  # a launch ignores arguments that it replaces
-            if any(isinstance(v, torch.Tensor) and v._version for v in copies.values()):
+                try:
+                    self._run_hook(theirs.pre_hook, dict(copies))  # a launch ignores arguments that it replaces
+                except NotAheadError:
+                    if any(map(is_descriptor, named.values())):
+                        raise
+                    copies = named  # nothing else that a hook changes is compiled for
+                    self.hooked.add(config)
+            if any(isinstance(v, WithoutData) and v._version for v in copies.values()):
                 self.hooked.add(config)
             args = tuple(_after_hook(v, copies[n]) for n, v in zip(self._spec.arg_names, args, strict=False))
             kwargs = {n: _after_hook(v, copies[n]) for n, v in kwargs.items()}
@@ -85,10 +92,23 @@ class ConfigArguments:
             ) from err
 
 
+class WithoutData(torch.Tensor):  # type: ignore[misc]
+    """A tensor without data, that no kernel is launched on: its address would be that of the first byte there is."""
+
+    def data_ptr(self) -> int:
+        """Raises RuntimeError."""
+        raise RuntimeError("this tensor has no data")
+
+
+def is_descriptor(value: Any) -> bool:
+    """Whether it is a tensor descriptor of the caller's, whose block a config's hook sets."""
+    return hasattr(value, "block_shape")
+
+
 def _own_copy(value: Any) -> Any:
     """A copy for a hook to change: a tensor without data; an object, such as a tensor descriptor, with its own lists."""
     if isinstance(value, torch.Tensor):
-        return torch.empty_like(value, device="meta")
+        return torch.empty_like(value, device="meta").as_subclass(WithoutData)
     if value is None or isinstance(value, (bool, int, float, str, tuple)) or callable(value):
         return value
     copied = copy.copy(value)

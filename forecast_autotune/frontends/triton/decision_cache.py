@@ -17,7 +17,7 @@ def tuning_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
         tuner: read for `keys` and `buckets`.
         call: the kernel's arguments by name, in the order they were given.
     """
-    key = [tuner.buckets[n](call[n]) if n in tuner.buckets else call[n] for n in tuner.keys if n in call]
+    key = [tuner.buckets[n](call[n]) if n in tuner.buckets else call[n] for n in tuner.keys or () if n in call]
     key += [intern(str(value.dtype)) for value in call.values() if hasattr(value, "dtype")]
     return (*key, current_device())
 

@@ -145,10 +145,10 @@ class KernelTuning:
         """See `Tuning`. Nothing is compared: the source and the config determine what a kernel computes."""
         return None
 
-    def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:  # noqa: ARG002
-        """See `Tuning`. A measured config needs none: it ran on this hardware before."""
+    def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Any, Config] | None:
+        """See `Tuning`. What was measured elsewhere may not run here: another driver, another call of the same key."""
         default = self._call.job.space.default
-        return (self.default, default) if decision.basis == "forecast" and decision.config != default else None
+        return (self.default, default) if not measured_here and decision.config != default else None
 
     def learnable(self) -> LearnableKernel | None:
         """See `Tuning`. None where a candidate is to be run in a child first, or is not timed by events."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -39,6 +40,11 @@ def plain_value(value: Any) -> Value:
         return value if math.isfinite(value) else str(value)
     if type(value).__name__ == "constexpr":
         return plain_value(value.value)
+    if isinstance(value, (tuple, list)):
+        inner = [plain_value(each) for each in value]
+        return str(inner if isinstance(value, list) else tuple(inner))
+    if isinstance(value, functools.partial):
+        return f"{plain_value(value.func)} of {plain_value((*value.args, *value.keywords.items()))}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if is_kernel(value) or (callable(value) and name and not isinstance(value, type)):
         return f"{name or type(value).__qualname__} {digest_of(value)[:12]}"

@@ -30,7 +30,7 @@ class KernelSpec:
     configs: tuple[Any, ...]
     key: tuple[str, ...]
     key_buckets: Mapping[str, Callable[[Any], Any]]
-    reset_to_zero: tuple[str, ...]
+    reset_to_zero: tuple[str, ...]  # empty where a pre_hook of the user's takes its place
     restore_value: tuple[str, ...]
     pre_hook: Callable[..., Any]
     post_hook: Callable[..., Any]
@@ -50,18 +50,19 @@ class KernelSpec:
     @classmethod
     def of(cls, tuner: Any) -> KernelSpec:
         """The spec of a `ForecastAutotuner`, from its attributes as they are now."""
+        user_defined_pre_hook = tuner.user_defined_pre_hook or not is_default_hook(tuner.pre_hook)
         return cls(
             fn=tuner.fn,
             base_fn=tuner.base_fn,
             arg_names=tuple(tuner.arg_names),
             configs=tuple(tuner.configs),
-            key=tuple(tuner.keys),
+            key=tuple(tuner.keys or ()),
             key_buckets=tuner.buckets,
-            reset_to_zero=tuple(tuner.reset_to_zero),
+            reset_to_zero=() if user_defined_pre_hook else tuple(tuner.reset_to_zero),
             restore_value=tuple(tuner.restore_value),
             pre_hook=tuner.pre_hook,
             post_hook=tuner.post_hook,
-            user_defined_pre_hook=tuner.user_defined_pre_hook or not is_default_hook(tuner.pre_hook),
+            user_defined_pre_hook=user_defined_pre_hook,
             user_defined_post_hook=tuner.user_defined_post_hook or not is_default_hook(tuner.post_hook),
             early_config_prune=tuner.early_config_prune,
             perf_model=tuner.perf_model,

@@ -88,7 +88,7 @@ class Shortcuts:
                 arg_names=self._tuner.arg_names,
                 tensors=tensors,
                 mixed=form.mixed | changed if form and changed else frozenset(),
-                key_names=frozenset(self._tuner.keys),
+                key_names=frozenset(self._tuner.keys or ()),
                 buckets=self._tuner.buckets,
                 on_device=current_device() is not None,
             )

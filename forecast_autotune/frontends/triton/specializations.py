@@ -9,8 +9,8 @@ from typing import Any
 from ...compilers.triton_source import NotAheadError, gpu_target, jit_function, specialization
 from ...core.config import Config
 from ...core.fork_safe_lock import fork_safe_lock
-from .call import TritonCall, is_descriptor
-from .config_arguments import ConfigArguments
+from .call import TritonCall
+from .config_arguments import ConfigArguments, is_descriptor
 
 MOST_OTHERS = 8  # kernels of a key, beside the one in question, that are remembered
 APART = 64  # calls of others in a row, after which the key is learned from these

@@ -24,7 +24,10 @@ from .base import OPTIONS, ConfigFile, Export, Kept, Tuned, Where, checked_knobs
 MOST_ENTRIES = 100_000
 
 _KERNEL = re.compile(r"[A-Za-z_]\w{0,199}")
-_BY_HEURISTIC = "by a heuristic"  # a knob that some configs leave to `triton.heuristics`
+_BY_OTHERS = (
+    "by a heuristic",
+    "by the launcher",
+)  # what some configs leave to `triton.heuristics`, or to a class above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,7 @@ def _key_of(workload: Workload) -> list[object]:
     values: list[object] = []
     dtypes = workload.key.get("dtypes", {})
     for name, value in workload.key.items():
-        if name != "dtypes":
+        if name not in ("constexprs", "dtypes"):  # of which FLA's keys hold the latter alone
             if not isinstance(value, (bool, int, float, str, type(None))):
                 raise InvalidInputError(f"its key holds {name}={shown(value)}, which is no plain value")
             values.append(value)
@@ -145,7 +148,7 @@ def _encode(config: Config) -> Json:
     """A config in the form of `triton.Config`'s fields."""
     kwargs: Json = {}
     for name, value in config.knobs.items():
-        if name in OPTIONS or value == _BY_HEURISTIC:
+        if name in OPTIONS or value in _BY_OTHERS:
             continue
         if value is None:
             raise InvalidInputError(f"its config leaves {name} open, and a file must set every knob")

@@ -940,6 +940,27 @@ def test_configs_missing_a_knob_are_refused_unless_the_kernel_defaults_it() -> N
             call(lacking)
 
 
+def test_what_some_configs_lack_a_launcher_of_the_users_may_add() -> None:
+    @triton.jit
+    def split(x_ptr, n, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+        tl.store(x_ptr + tl.arange(0, BLOCK), SPLIT)
+
+    class WithDefaults(triton.runtime.KernelInterface):  # type: ignore[misc]
+        def __init__(self, fn: Any) -> None:
+            self.fn, self.arg_names = fn, fn.arg_names
+
+        def run(self, *args: Any, **kwargs: Any) -> Any:
+            return self.fn.run(*args, **{"SPLIT": 1, **kwargs})
+
+    mixed = [*configs((64, BEST)), triton.Config({"BLOCK": 128, "SPLIT": 2})]
+    with playing() as on:
+        kernel = tuned(WithDefaults(split), configs=mixed)
+        kernel[(1,)](torch.empty(4096), 10)
+        (decision,) = kernel.decisions.values()
+        assert (decision.measured, decision.failed, len(on.launches)) == (3, 0, 3)
+    assert kernel.best_config is mixed[1]
+
+
 def test_options_of_a_backend_may_stand_in_some_configs_only() -> None:
     with playing("hip:gfx942", times=20_000.0) as on:
         kernel = tuned(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 64, "waves_per_eu": 2})])
@@ -1254,6 +1275,27 @@ def test_a_default_that_does_not_fit_gives_way_while_another_thread_tunes(monkey
         tuning.join()
         call(kernel)
     assert kernel.best_config.kwargs == {"BLOCK": BEST}
+
+
+def test_a_recalled_config_that_does_not_fit_here_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with playing():
+        first = tuned()
+        call(first)
+        assert first.best_config.kwargs == {"BLOCK": BEST}
+        refuse(monkeypatch, BEST)  # a driver that leaves less shared memory, say
+        kernel = tuned()
+        with pytest.warns(TuningWarning, match="runs its first config.* was recalled and which does not run: OutOfRes"):
+            call(kernel)
+        call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_a_program_may_give_a_kernel_another_name() -> None:
+    kernel = tuned()
+    kernel.name = "scale of attention"
+    with playing():
+        call(kernel)
+    assert (kernel.name, tuned().name) == ("scale of attention", "scale")
 
 
 def test_without_measuring_the_first_config_that_fits_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import REHEARSAL_KINDS
 from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.core.workload import key_parts
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
@@ -124,6 +125,34 @@ def test_a_hook_sees_copies_during_compiling_and_replaces_nothing() -> None:
     assert box.block_shape == [1]
     assert not hasattr(box, "other")
     assert seen[0].device.type == "meta"
+
+
+def test_a_hook_that_launches_a_kernel_launches_it_on_no_tensor_without_data() -> None:
+    def hook(named: dict[str, Any]) -> None:
+        scale[(1,)](named["x_ptr"], 0, 0.0, BLOCK=64)
+
+    x = torch.ones(64)
+    with playing() as on:
+        call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, 2.0)
+        (hooked, result), (_, plain) = call.compiler.compile(list(call.job.space))
+        assert not on.launches
+    assert call.arguments_of(hooked)[0] == (x, 64, 2.0)
+    assert type(result) is type(plain), "a hook changes nothing here that is compiled for"
+    assert call.arguments_of.hooked == {hooked}, "it may change tensors"
+
+
+def test_a_key_holds_the_constexprs_that_the_call_gives() -> None:
+    @triton.jit
+    def head(x_ptr, n, D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK: tl.constexpr):
+        tl.store(x_ptr + tl.arange(0, BLOCK), D)
+
+    keys = [
+        bound(tuned(head, key=["n", "CAUSAL"]), torch.empty(64), 64, D=size, CAUSAL=True).job.workload.key
+        for size in (64, 512)
+    ]
+    shared = {"n": 64, "CAUSAL": True, "dtypes": {"x_ptr": "torch.float32"}}
+    assert keys == [{**shared, "constexprs": {"D": 64}}, {**shared, "constexprs": {"D": 512}}]
+    assert key_parts(keys[0]) == {"n": "64", "CAUSAL": "True", "D": "64", "dtypes": "f32"}
 
 
 def test_timings_are_printed_as_triton_prints_them() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,10 @@ def test_functions_as_knobs_and_keys_go_by_their_code() -> None:
     first, same, other = plain_value(around(twice)), plain_value(around(twice)), plain_value(around(once))
     assert first == same != other
     assert str(first).partition(" ")[0] == str(other).partition(" ")[0]
+    assert plain_value((around(twice), 1)) == plain_value((around(twice), 1)) != plain_value((around(once), 1))
+    assert plain_value(partial(around(twice), x=1)) == plain_value(partial(around(twice), x=1))
+    assert len({plain_value(partial(made, x=x)) for made in (around(twice), around(once)) for x in (1, 2)}) == 4
+    assert (plain_value((1, "a")), plain_value([1.5])) == ("(1, 'a')", "[1.5]")
     assert (plain_value(tl.float16), plain_value(torch.float16)) == ("fp16", "torch.float16")
 
 

@@ -102,6 +102,18 @@ def test_hooks_that_are_assigned_later_run_around_each_launch_too(options: dict[
     assert x.tolist() == [1.0] * 64
 
 
+def test_a_pre_hook_takes_the_place_of_reset_to_zero() -> None:
+    seen: list[float] = []
+
+    def pre_hook(named: dict[str, Any], reset_only: bool = False) -> None:
+        seen.append(float(named["x_ptr"][0]))
+
+    kernel, x = kernel_in_place(reset_to_zero=["x_ptr"], pre_hook=pre_hook), torch.full((64,), 7.0)
+    launch(kernel, x)
+    assert 0.0 not in seen
+    assert x.tolist() == [8.0] * 64
+
+
 @pytest.mark.parametrize("parameter", ["restore_value", "reset_to_zero"])
 def test_restoring_what_is_no_tensor_is_reported_and_the_first_config_runs(parameter: str) -> None:
     kernel, x = kernel_in_place(**{parameter: ["n"]}), torch.zeros(64)
