@@ -134,6 +134,18 @@ def test_what_starts_from_zeros_does_so_in_every_trial_in_either_process(isolate
     assert (decision.measured, decision.failed) == (3, 0)
 
 
+def test_a_hook_that_fills_an_argument_by_a_kernel_does_so_in_every_trial() -> None:
+    def zeros(named: dict[str, Any]) -> None:
+        scale[(64,)](named["y_ptr"], named["x_ptr"], 16384, 0.0, BLOCK=256, STRAY=0)
+
+    x, y = torch.randn(16384, device="cuda"), torch.zeros(16384, device="cuda")
+    kernel = tuned(triton.Config({"BLOCK": 512, "STRAY": 0}, pre_hook=zeros))
+    launch(kernel, y, x)
+    torch.testing.assert_close(y, 2 * x)
+    (decision,) = kernel.decisions.values()
+    assert (decision.measured, decision.failed) == (4, 0)
+
+
 @pytest.mark.parametrize("timing", ["eager", "graph"])
 def test_a_kernel_in_place_that_does_not_say_so_is_timed_and_ends_right(timing: str) -> None:
     @triton.jit
