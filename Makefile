@@ -175,7 +175,7 @@ bench-store: setup  ## speed and room of a store of a million outcomes: ten minu
 bench-call: setup  ## what a cached call costs, Triton's own tuner beside ours
 	@$(BIN)/python tests/benchmarks/test_cached_call.py
 
-bench-keys: setup  ## whether memory is flat in a program that meets 100,000 keys, rehearsed: ten minutes; on a GPU see the README
+bench-keys: setup  ## whether memory is flat in a program that meets 100,000 keys, rehearsed: ten minutes; on a GPU: python tests/benchmarks/key_loop.py
 	@$(BIN)/python tests/benchmarks/key_loop.py --rehearse --minutes 15
 
 bench-server: setup  ## p50 and p99 of a server's calls that meet 40 batch sizes: a fixed config, mode online, mode tune; five minutes

@@ -89,7 +89,7 @@ class RemoteStore:
         if not is_url(url) or not set(words) <= {"trusted", "sources"}:
             raise InvalidInputError(
                 f"{text!r}: accepted is a URL that fsspec knows, such as s3://bucket/folder, gs://bucket/folder or "
-                "file:///folder, and after it ,trusted or ,sources or both"
+                "file:///folder (its whole path), and after it ,trusted or ,sources or both"
             )
         return cls(url=url.rstrip("/"), trusted="trusted" in words, sources="sources" in words)
 
@@ -127,7 +127,8 @@ class PackUrl:
         if not is_url(url) or not named:
             raise InvalidInputError(
                 f"{without_password(text)!r} is no URL that is pinned: give URL#DIGEST, with the digest that "
-                "'forecast-autotune export' printed, or hf://…@COMMIT, with the commit's 40 hex digits"
+                "'forecast-autotune export' printed, or hf://…@COMMIT, with the commit's 40 hex digits; a folder's URL is "
+                "file:/// and its whole path"
             )
         return cls(url=url.rstrip("/"), digest=digest)
 
@@ -138,15 +139,19 @@ class PackUrl:
 # As huggingface_hub reads it: behind the repository's name; any later @ is part of a file's name.
 _HUB_REVISION = "hf://(?:(?:datasets|kernels|models|spaces)/)?[^/@]+/[^/@]+@(refs/(?:convert|pr)/[^/@]+|[^/@]+)"
 
+_SCHEME = "[a-z][a-z0-9+.-]*"
 _UP_TO = rf"(?:[^{os.pathsep}]*[^\s{os.pathsep}])?"  # the next separator, without spaces before it
 _PACKS = re.compile(
-    rf"[a-z][a-z0-9+.-]*://{_UP_TO}(?::[0-9]+(?=[/#]){_UP_TO})?|[^\s{os.pathsep}]{_UP_TO}"  # a URL may name a port
+    rf"{_SCHEME}://{_UP_TO}(?::[0-9]+(?=[/#]){_UP_TO})?|[^\s{os.pathsep}]{_UP_TO}"  # a URL may name a port
 )
 
 
 def is_url(text: str) -> bool:
-    """Whether a text has a URL's form, fsspec's chains of them (`simplecache::s3://…`) included."""
-    return re.fullmatch(r"(?:[a-z][a-z0-9+.-]*::)*[a-z][a-z0-9+.-]*://[^\s\x00-\x1f\x7f]+", text) is not None
+    """Whether a text has a URL's form, fsspec's chains of them (`simplecache::s3://…`) included.
+
+    One of a file needs its whole path: fsspec would look for another below wherever each process stands.
+    """
+    return re.fullmatch(rf"(?:{_SCHEME}::)*(?!(?:file|local)://[^/~]){_SCHEME}://[^\s\x00-\x1f\x7f]+", text) is not None
 
 
 def without_password(url: str) -> str:

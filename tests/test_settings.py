@@ -219,7 +219,10 @@ def test_a_remote_store_is_a_url_and_how_far_it_is_trusted(text: str, stands_for
     assert RemoteStore.parse(str(stands_for)) == stands_for
 
 
-@pytest.mark.parametrize("text", ["team", "s3:/team", "://x", "s3://", "s3://a b", "s3://a,trust", "s3://a,", ","])
+@pytest.mark.parametrize(
+    "text",
+    ["team", "s3:/team", "://x", "s3://", "s3://a b", "s3://a,trust", "s3://a,", ",", "file://a/b", "x::local://a"],
+)
 def test_a_remote_store_that_does_not_parse_is_named_with_what_is_accepted(text: str) -> None:
     with pytest.raises(
         InvalidInputError, match=r"FORECAST_AUTOTUNE_REMOTE_STORE=.*accepted is a URL that fsspec knows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "With --format, write measured decisions in the config files of another program, into the folder DIR: fused\n"
         "mixture-of-experts configs of vLLM and SGLang, or kernels' configs of flash-linear-attention. A file of the same\n"
         "name there is replaced. Batch sizes that were not measured get the default's config.",
-        nothing="there is no store yet; with --format: nothing measured goes into such files",
+        nothing="there is no store yet, or nothing measured goes into a tree or into files of --format",
     )
     parser.add_argument(
         "file",
@@ -68,6 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidInputError(
             "--format writes config files, which hold no sources, into a folder of this machine: name one"
         )
+    if target == "-":
+        raise InvalidInputError("an export is written whole or not at all, so not to stdout: name a file")
     store = store_of(arguments)
     if is_missing(store):
         return NOTHING
@@ -90,12 +93,18 @@ def _write_tree(target: str, store: StoreFile, *, sources: bool) -> int:
     from ..store.sqlite import SqliteStore
 
     if "://" in target and not is_url(target):
-        raise InvalidInputError(f"{target!r} is no URL: give one that fsspec knows, or a folder")
-    location = Location(target.rstrip("/") if "://" in target else Path(target).absolute().as_uri())
+        raise InvalidInputError(f"{target!r} is no URL: give one that fsspec knows (file:/// and a path), or a folder")
+    if "://" not in target and os.pathsep in target:
+        raise InvalidInputError(f"{os.pathsep!r} separates paths in FORECAST_AUTOTUNE_PACKS: name a folder without it")
+    # fsspec takes a path as it is: nothing in it may be percent-encoded.
+    location = Location(target.rstrip("/") if "://" in target else f"file://{Path(target).absolute()}")
     with SqliteStore(store.path.parent) as own:
         exchange = Exchange(own, Mirror(None, location.url), location, sources=sources, complain=say)
         digest, count = write_tree(location, exchange.everything(), sources=sources)
     named = f"{location.shown}#{digest}" if "://" in target else str(Path(target).absolute())
+    if not count:
+        say(f"{named} is empty: decisions of rehearsals, and those that were not measured, go into no tree")
+        return NOTHING
     print(named)
     say(f"wrote {count} segments; FORECAST_AUTOTUNE_PACKS takes what is printed")
     return OK

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from ._exit_codes import OK
-from ._parsing import Subparsers, add_store_argument, new_parser
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import refuse_file, store_of
-from .output import say
+from .output import print_json, say
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -20,6 +20,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "they would try; fa.freeze() does it for one process.",
     )
     parser.add_argument("--undo", action="store_true", help="let them explore again")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
     parser.set_defaults(run=run)
 
@@ -31,8 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     refuse_file(store)
     folder = store.path.parent
+    changed = thaw(folder) if arguments.undo else freeze(folder)
+    if arguments.json:
+        print_json({"frozen": not arguments.undo, "changed": changed})
     if arguments.undo:
-        say(f"programs with the store in {folder} {'may explore again' if thaw(folder) else 'were not frozen'}")
+        say(f"programs with the store in {folder} {'may explore again' if changed else 'were not frozen'}")
     else:
-        say(f"programs with the store in {folder} {'explore nothing from now on' if freeze(folder) else 'were frozen'}")
+        say(f"programs with the store in {folder} {'explore nothing from now on' if changed else 'were frozen'}")
     return OK

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ..core.figures import counted
 from ._exit_codes import OK
-from ._parsing import FORMATS, Subparsers, add_store_argument, new_parser
+from ._parsing import FORMATS, JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import store_of
-from .output import say
+from .output import print_json, say
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -28,6 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "file", type=Path, nargs="+", metavar="FILE", help="written by `export`; with --format also folders"
     )
     parser.add_argument("--format", choices=FORMATS, help="whose config files these are")
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     add_store_argument(parser)
     parser.set_defaults(run=run)
 
@@ -40,9 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
         from ..store.config_files.imported import import_files
 
         kept, others = import_files(store.path.parent, BY_NAME[arguments.format], arguments.file)
+        if arguments.json:
+            print_json({"files": kept, "passed_by": others})
         passed_by = f", and passed by {others} that are named otherwise" if others else ""
         say(f"imported {counted(kept, 'config file')} of {arguments.format}{passed_by}")
         return OK
     outcomes, decisions = store.import_files(arguments.file)
+    if arguments.json:
+        print_json({"outcomes": outcomes, "decisions": decisions})
     say(f"imported {counted(outcomes, 'new outcome')} and {counted(decisions, 'new decision')}")
     return OK

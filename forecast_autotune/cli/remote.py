@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError
-from ._exit_codes import NOTHING, OK, exit_codes
+from ._exit_codes import BAD_INPUT, NOTHING, OK, exit_codes
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, days, new_parser
 from ._store import is_missing
 from .output import print_json, print_table, say
@@ -26,6 +26,7 @@ The store named by FORECAST_AUTOTUNE_REMOTE_STORE, which machines share. Program
 background; these commands do it now, and wait for it."""
 
 SECONDS_A_DAY = 86_400.0
+MOST_LISTED = 10  # of the kernels that a name stands for
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -79,7 +80,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "store, and in the store here. A machine that measured them itself keeps its own; 'clear' removes those there.",
         "nothing here is called KEY; --json prints []",
     )
-    withdraw.add_argument("key", metavar="KEY", help="as in `show`: the start of a digest, or a kernel's name")
+    withdraw.add_argument("key", metavar="KEY", help="the start of a digest, or the whole name of a kernel")
     parser.set_defaults(run=run)
 
 
@@ -114,7 +115,10 @@ def _exchange(directory: Path, remote: RemoteStore, stack: ExitStack) -> Exchang
 
 def _status(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, remote: RemoteStore) -> int:
     listing = exchange.location.all_segments()
-    waiting = len(exchange.unsent()) if store.exists() else 0
+    waiting = 0
+    if store.exists():
+        exchange.forget_removed()
+        waiting = len(exchange.unsent())
     named = _names(exchange, store)
     folders: dict[tuple[str, str], list[Listed]] = {}
     for segment in listing:
@@ -191,6 +195,7 @@ def _day(at: float | None) -> str:
 def _push(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, _: RemoteStore) -> int:
     if is_missing(store, {} if arguments.json else None):
         return NOTHING
+    exchange.forget_removed()
     sent = exchange.push()
     if arguments.json:
         print_json({"decisions": sent})
@@ -224,13 +229,26 @@ def _compact(arguments: argparse.Namespace, exchange: Exchange, _: StoreFile, __
     return OK
 
 
+def _kernel(stored: StoredDecision) -> str:
+    return stored.place.workload.program.name
+
+
 def _withdraw(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, _: RemoteStore) -> int:
     from ..store.queries import StoreFile
 
     folder = exchange.mirror.folder
     files = [file for file in (store, *([] if folder is None else [StoreFile(folder)])) if file.exists()]
+    found = [stored for file in files for stored in file.find(arguments.key)]
+    meant = [s for s in found if s.digest.startswith(arguments.key.lower()) or _kernel(s) == arguments.key]
+    kernels = sorted({_kernel(stored) for stored in meant or found})
+    if len(kernels) > 1 or (found and not meant):
+        say(
+            f"{arguments.key!r} is no kernel's whole name, and no digest's start of one kernel alone; nothing is withdrawn"
+        )
+        say(f"it stands for {', '.join(kernels[:MOST_LISTED])}{' and others' if len(kernels) > MOST_LISTED else ''}")
+        return BAD_INPUT
     named: dict[str, StoredDecision] = {}
-    for stored in (stored for file in files for stored in file.find(arguments.key)):
+    for stored in meant:
         held = named.get(stored.digest)
         if held is None or stored.decision.decided_at > held.decision.decided_at:
             named[stored.digest] = stored

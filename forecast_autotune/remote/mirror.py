@@ -204,6 +204,14 @@ class Mirror:
 
         self._write(write)
 
+    def forget_sent(self, decisions: Sequence[str]) -> None:
+        """Drop the notes that decisions, by the digests they are noted under, were sent."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany("DELETE FROM sent WHERE decision = ?", [(name,) for name in decisions])
+
+        self._write(write)
+
     def _run(self, operation: Callable[[sqlite3.Connection], _T]) -> _T | None:
         def noted(connection: sqlite3.Connection) -> _T:
             _make_notes(connection)

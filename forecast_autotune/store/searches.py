@@ -131,18 +131,6 @@ class SearchFile:
         except InvalidInputError as err:
             raise StoreError(f"{self.path} holds a skill that cannot be read ({err}): move the file away") from None
 
-    def searches(self) -> list[tuple[str, Mapping[str, object]]]:
-        """Every search by its digest, the newest first, and what it is about.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
-        if not self.path.exists():
-            return []
-        with self._open() as connection:
-            selected = connection.execute("SELECT digest, value FROM search ORDER BY begun_at DESC").fetchall()
-        return [(str(d), fields(from_text(v, "a search"), "a search")) for d, v in selected]
-
     def remove(self) -> int:
         """Forget all searches, and the skills that they taught; returns how many searches there were.
 

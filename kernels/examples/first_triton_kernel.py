@@ -50,9 +50,10 @@ if __name__ == "__main__":
             if ON_GPU:
                 torch.testing.assert_close(out, torch.nn.functional.silu(gate) * up, rtol=1e-4, atol=1e-4)
             best = silu_mul.best_config
+            print(f"n={n}: {best.kwargs}, {best.num_warps} warps", end="")
+            if not silu_mul.decisions:  # FORECAST_AUTOTUNE_MODE=first decides nothing
+                print()
+                continue
             decision = list(silu_mul.decisions.values())[-1]
-            print(
-                f"n={n}: {best.kwargs}, {best.num_warps} warps: {decision.speedup or 1:.2f}x the default's speed,",
-                end=" ",
-            )
+            print(f": {decision.speedup or 1:.2f}x the default's speed,", end=" ")
             print(f"{decision.measured} of {decision.space_size} tried")

@@ -1,6 +1,6 @@
 """What the first call of a key costs in a fresh container that has a copy of a pack: nothing is measured.
 
-    python tests/benchmarks/first_call.py [--processes 10] [--profile triton]
+    python tests/benchmarks/first_call.py [--processes 10] [--profile Triton]
 
 A process tunes some kernels and exports a pack. Fresh processes then start with an empty store and that pack, import torch
 and the kernels, and call: functions (`fa.variants`), a C++ extension (`load_inline`; what it builds stays in the store's

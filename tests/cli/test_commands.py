@@ -238,6 +238,25 @@ def test_export_clear_and_import_bring_everything_back(
     printed(capsys, "clear", "--yes", "--kernel", "nothing", code=1)
 
 
+def test_import_prune_and_freeze_say_what_they_did_as_json(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def done(*words: str, code: int = 0) -> dict[str, Any]:
+        out = printed(capsys, *words, "--json", code=code)[0]
+        assert out.count("\n") == 1
+        return dict(json.loads(out))
+
+    printed(capsys, "export", str(tmp_path / "out.jsonl"))
+    assert done("import", str(tmp_path / "out.jsonl")) == {"outcomes": 0, "decisions": 0}
+    assert done("import", str(tmp_path / "out.jsonl"), "--dir", str(tmp_path / "x")) == {"outcomes": 9, "decisions": 6}
+    removed = {"decisions": 3, "outcomes": 0, "programs": 0, "pending": 0, "answers": 0, "builds": 0, "build_bytes": 0}
+    assert done("prune") == removed
+    assert done("prune", "--dir", str(tmp_path / "none"), code=1) == {}
+    assert done("freeze") == {"frozen": True, "changed": True}
+    assert done("freeze") == {"frozen": True, "changed": False}
+    assert done("freeze", "--undo") == {"frozen": False, "changed": True}
+
+
 def test_clear_removes_the_archive_of_searches_unless_a_kernel_is_named(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,7 +280,7 @@ def test_clear_removes_an_archive_of_searches_where_nothing_was_tuned(
     assert not searches.path.exists()
 
 
-@pytest.mark.parametrize(("words", "verb"), [(["freeze", "--json"], "freeze"), (["skills", "x"], "skills")])
+@pytest.mark.parametrize(("words", "verb"), [(["clear", "--json"], "clear"), (["skills", "x"], "skills")])
 def test_words_that_a_verb_does_not_take_are_told_with_its_own_usage(
     words: list[str], verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

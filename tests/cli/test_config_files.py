@@ -99,7 +99,8 @@ def test_import_takes_files_and_folders_and_clear_forgets_them(
     assert told(capsys, "import", "--format", "vllm", "out") == (
         "forecast-autotune: imported 1 config file of vllm, and passed by 1 that are named otherwise\n"
     )
-    told(capsys, "import", "--format", "vllm", f"out/{FILE}")
+    assert main(["import", "--format", "vllm", f"out/{FILE}", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"files": 1, "passed_by": 0}
     assert "other.json has no name that vllm looks for" in told(
         capsys, "import", "--format", "vllm", "out/other.json", code=2
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -61,6 +62,40 @@ def test_json_and_compact_and_withdraw(tmp_path: Path, shared: Path, capsys: pyt
     assert remote(tmp_path, "two", "pull") == 0
     capsys.readouterr()
     assert remote(tmp_path, "one", "withdraw", "rmsnorm") == 1
+
+
+def test_withdraw_takes_a_whole_name_or_a_digest_of_one_kernel(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digests = []
+    for name in ("norm", "norm_backward"):
+        job = a_job(name=name)
+        digests.append(job.digest)
+        with SqliteStore(tmp_path / "three") as store:
+            store.decide(job, a_decision(job, decided_at=time.time()))
+    for part in ("nor", "backward"):
+        assert remote(tmp_path, "three", "withdraw", part) == 2
+    assert "it stands for norm_backward" in capsys.readouterr().err
+    assert remote(tmp_path, "three", "withdraw", "norm", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == digests[:1]
+    assert remote(tmp_path, "three", "withdraw", digests[1][:10].upper()) == 0
+
+
+def test_what_was_sent_to_a_store_that_somebody_emptied_is_sent_again(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SqliteStore(tmp_path / "one") as store:
+        job = a_job(name="decided unmeasured")
+        store.decide(job, a_decision(job, decided_at=time.time(), basis="default"))
+    remote(tmp_path, "one", "push")
+    shutil.rmtree(shared)
+    remote(tmp_path, "one", "pull")
+    capsys.readouterr()
+    assert remote(tmp_path, "one", "status", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["waiting"] == 3
+    assert remote(tmp_path, "one", "push", "--json") == 0
+    assert remote(tmp_path, "one", "push", "--json") == 0
+    assert capsys.readouterr().out == '{"decisions": 3}\n{"decisions": 0}\n'
 
 
 def test_doctor_looks_whether_the_remote_store_can_be_used(

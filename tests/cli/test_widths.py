@@ -69,8 +69,11 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     return printed
 
 
-def test_a_locale_that_lacks_a_character_gets_its_number(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter in the locale C
+def test_a_locale_that_lacks_a_character_gets_its_number(
+    store: Path, errors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors=errors)
     monkeypatch.setattr("sys.stdout", stdout)
     assert main(["list"]) == 0
     assert b"\\xb1" in stdout.buffer.getvalue()  # type: ignore[attr-defined]

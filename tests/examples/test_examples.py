@@ -72,6 +72,12 @@ def test_the_first_kernel_is_tuned_for_each_size(tmp_path: Path, on_gpu: bool) -
         assert {(block, speed) for _, block, speed, _ in lines} == {("1024", "4.50")}
 
 
+def test_the_first_kernel_runs_where_nothing_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "first")
+    lines = matched(r"n=(\d+): {'BLOCK': 64}, 2 warps", printed("first_triton_kernel", tmp_path))
+    assert [n for (n,) in lines] == ["1048576", "16777216"]
+
+
 @pytest.mark.thorough  # torch's headers take half a minute
 @pytest.mark.skipif(shutil.which("g++") is None, reason="builds variants with g++")
 def test_the_dot_product_tries_every_variant_and_takes_another(tmp_path: Path) -> None:

@@ -186,9 +186,8 @@ def test_an_archive_of_the_schema_before_keeps_its_rows_and_takes_skills(tmp_pat
 
 
 def test_a_damaged_skill_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    walked(tmp_path)
-    file = SearchFile(tmp_path)
-    file.learn(file.searches()[0][0], "x", {"program": 3})
+    archive, _, _ = walked(tmp_path)
+    SearchFile(tmp_path).learn(archive.search, "x", {"program": 3})
     with pytest.raises(StoreError, match="holds a skill that cannot be read"):
         skills_in(tmp_path)
     assert main(["skills", "--dir", str(tmp_path)]) == 1

@@ -23,6 +23,7 @@ from http_server import LoopbackServer
 from s3_server import BUCKET, S3Server, s3_environment, s3_server
 
 from forecast_autotune.cli import main
+from forecast_autotune.core.hardware import REHEARSAL_KINDS
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.remote.fleet_store import FleetStore, open_store
@@ -113,6 +114,36 @@ def test_the_card_says_what_is_in_it_and_no_name_is_mark_up(
     assert "\x1b" not in card
     everything = b"".join(p.read_bytes() for p in (tmp_path / "tree").rglob("*.gz"))
     assert b"def rmsnorm" not in __import__("gzip").decompress(everything)
+
+
+@pytest.mark.parametrize("folder", ["my pack", "paquet-é", "a#b", "50%", "what?"])
+def test_a_tree_lies_in_the_folder_of_the_name_that_is_printed(
+    tmp_path: Path, tuned: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack = export(tuned, f"{tmp_path}/{folder}/", capsys)
+    assert (Path(pack) / MANIFEST).exists()
+    with used(tmp_path / "own", pack) as store:
+        assert store.decision(a_job(key={"n": 2})) is not None
+
+
+def test_a_tree_of_rehearsals_alone_is_empty_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SqliteStore(tmp_path / "rehearsed") as store:
+        job = replace(a_job(), hardware=replace(HARDWARE, kind=REHEARSAL_KINDS[0]))
+        store.decide(job, a_decision(job, decided_at=time.time()))
+    assert main(["export", f"{tmp_path}/tree/", "--dir", str(tmp_path / "rehearsed")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "decisions of rehearsals" in err
+
+
+@pytest.mark.parametrize("target", ["-", "a:b/", "file://a/b/"])
+def test_where_no_export_can_lie_is_refused(
+    tmp_path: Path, tuned: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert main(["export", target, "--dir", str(tuned)]) == 2
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_other_files_are_not_written_over(tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:

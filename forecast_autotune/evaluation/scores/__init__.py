@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .bins import ForecastScores, against_median, bin_probabilities, score_forecasts, score_pairs, score_probabilities
-from .confidence import FifthErrors, RiskCoverage, errors_by_fifth, risk_coverage
+from .confidence import FifthErrors, RiskCoverage, risk_coverage
 from .discovery import Discovery, discovery
 from .live import Lessons, lessons_of, member_scores, recalibration
-from .trust import TrustScores, interval_coverage, rank_correlation, regrets_after_trusting, score_trust, spearman
+from .trust import TrustScores, rank_correlation, score_trust, spearman
 
 __all__ = [
     "Discovery",
@@ -18,13 +18,10 @@ __all__ = [
     "against_median",
     "bin_probabilities",
     "discovery",
-    "errors_by_fifth",
-    "interval_coverage",
     "lessons_of",
     "member_scores",
     "rank_correlation",
     "recalibration",
-    "regrets_after_trusting",
     "risk_coverage",
     "score_forecasts",
     "score_pairs",

@@ -67,13 +67,6 @@ def risk_coverage(
     return curve_of(*confidence_and_error(Mixtures.of(forecasts), checked(forecasts, measured), reference))
 
 
-def errors_by_fifth(
-    forecasts: Sequence[Forecast | Abstention], measured: Sequence[float], *, reference: float = 0.0
-) -> FifthErrors | None:
-    """Error by fifth of confidence, and whether it falls; None for fewer than five forecasts. As `score_forecasts`."""
-    return fifths_of(*confidence_and_error(Mixtures.of(forecasts), checked(forecasts, measured), reference))
-
-
 def confidence_and_error(mixtures: Mixtures, truth: Array, reference: float) -> tuple[Array, Array]:
     """Probability of each forecast's most probable bin, and 1 where that is not the one measured, else 0."""
     probabilities = probabilities_of(mixtures, reference)

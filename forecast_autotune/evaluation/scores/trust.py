@@ -30,7 +30,7 @@ class TrustScores:
             honest forecaster has 0.5 and 0.9. Configs that failed and abstentions are left out; None if nothing is left.
         rank_correlation: Spearman's, between expected and measured speed-up; see the function of this name.
         regret_10: relative time lost by measuring the least confident 10 % and trusting the forecasts of the others;
-            likewise `regret_30`; see `regrets_after_trusting`. None if the config chosen does not run.
+            likewise `regret_30`; see `regrets_of`. None if the config chosen does not run.
     """
 
     aurc: float
@@ -52,7 +52,7 @@ def score_trust(
     confidence, wrong = confidence_and_error(mixtures, truth, reference)
     fifths = fifths_of(confidence, wrong)
     covered_50, covered_90 = _coverages(mixtures, truth, (0.5, 0.9))
-    regret_10, regret_30 = _regrets(mixtures, confidence, truth, (0.1, 0.3))
+    regret_10, regret_30 = regrets_of(mixtures, confidence, truth, (0.1, 0.3))
     return TrustScores(
         aurc=curve_of(confidence, wrong).area,
         error_by_fifth_se=fifths.standard_error if fifths else (),
@@ -65,17 +65,6 @@ def score_trust(
     )
 
 
-def interval_coverage(
-    forecasts: Sequence[Forecast | Abstention], measured: Sequence[float], share: float
-) -> float | None:
-    """Share of the measured speed-ups that lie inside the central `share` of their forecast, quantile to quantile.
-
-    The forecast is the mixture of its bells, of configs that run: those that failed are left out, and so are
-    abstentions. None if nothing is left.
-    """
-    return _coverages(Mixtures.of(forecasts), checked(forecasts, measured), (share,))[0]
-
-
 def rank_correlation(forecasts: Sequence[Forecast | Abstention], measured: Sequence[float]) -> float | None:
     """Spearman's rank correlation between expected and measured log2 speed-up, equal values sharing their mean rank.
 
@@ -84,30 +73,8 @@ def rank_correlation(forecasts: Sequence[Forecast | Abstention], measured: Seque
     return _rank_correlation(Mixtures.of(forecasts), checked(forecasts, measured))
 
 
-def regrets_after_trusting(
-    forecasts: Sequence[Forecast | Abstention],
-    measured: Sequence[float],
-    shares: Sequence[float],
-    *,
-    reference: float = 0.0,
-) -> list[float | None]:
-    """What it costs to measure only the least confident share of the configs and to trust the others' forecasts.
-
-    Chosen is the config that looks best, by its measured speed-up or by its expected one (log2 of the chance to run
-    added); the regret is its time over the best's, minus 1 (GPU Forecasters, arXiv 2605.31464: trust the confident,
-    measure the rest). Confidence is the probability of the most probable bin. An abstention cannot be trusted.
-
-    Args:
-        shares: of the configs that are measured, 0 to 1, rounded up to whole configs.
-    Returns:
-        The regret at each share; None where the config chosen does not run, or there is none to choose.
-    """
-    truth = checked(forecasts, measured)
-    mixtures = Mixtures.of(forecasts)
-    return _regrets(mixtures, confidence_and_error(mixtures, truth, reference)[0], truth, shares)
-
-
 def _coverages(mixtures: Mixtures, truth: Array, shares: Sequence[float]) -> list[float | None]:
+    """Share of the measured speed-ups inside each central share of their forecast, quantile to quantile of the mixture."""
     import numpy as np
 
     usable = np.isfinite(truth) & ~mixtures.abstained
@@ -149,7 +116,20 @@ def _ranks(values: Array) -> Array:
     return ranks
 
 
-def _regrets(mixtures: Mixtures, confidence: Array, truth: Array, shares: Sequence[float]) -> list[float | None]:
+def regrets_of(mixtures: Mixtures, confidence: Array, truth: Array, shares: Sequence[float]) -> list[float | None]:
+    """What it costs to measure only the least confident share of the configs and to trust the others' forecasts.
+
+    Chosen is the config that looks best, by its measured speed-up or by its expected one (log2 of the chance to run
+    added); the regret is its time over the best's, minus 1 (GPU Forecasters, arXiv 2605.31464: trust the confident,
+    measure the rest). An abstention cannot be trusted.
+
+    Args:
+        confidence: of each forecast, the probability of its most probable bin.
+        truth: measured log2 speed-ups, -inf for a config that failed.
+        shares: of the configs that are measured, 0 to 1, rounded up to whole configs.
+    Returns:
+        The regret at each share; None where the config chosen does not run, or there is none to choose.
+    """
     import numpy as np
 
     expected = mixtures.expected() + np.log2(np.maximum(1.0 - mixtures.fail, 1e-9))

@@ -132,7 +132,7 @@ class Statements(Expressions):
         self._top_level_one(node.named_children[-1], tuple(names))
 
     def _function_definition(self, node: Any, templates: tuple[str, ...] = ()) -> None:
-        declarator = _inner(node.child_by_field_name("declarator"), "function_declarator")
+        declarator = _function_declarator(node.child_by_field_name("declarator"))
         if declarator is None or node.child_by_field_name("body") is None:
             return
         name = text_of(declarator.child_by_field_name("declarator"))
@@ -208,7 +208,7 @@ class Statements(Expressions):
                     if field_name is not None:
                         fields.append((field_name, kind))
             elif child.type == "function_definition":
-                declarator = _inner(child.child_by_field_name("declarator"), "function_declarator")
+                declarator = _function_declarator(child.child_by_field_name("declarator"))
                 if declarator is not None and child.child_by_field_name("body") is not None:
                     methods.append((child, declarator))
             elif child.type in ("declaration", "alias_declaration") and "operator" not in text_of(child):
@@ -261,7 +261,7 @@ class Statements(Expressions):
         space = "constant" if "__constant__" in words else "global" if "__device__" in words else ""
         base = self.type_of(node.child_by_field_name("type"))
         for declarator in node.children_by_field_name("declarator"):
-            if _inner(declarator, "function_declarator") is not None:
+            if _function_declarator(declarator) is not None:
                 continue
             value = declarator.child_by_field_name("value") if declarator.type == "init_declarator" else None
             name, kind, _, _ = self.declarator(declarator, base)
@@ -354,7 +354,7 @@ class Statements(Expressions):
 
     def _declared(self, declarator: Any, base: Run, words: set[str]) -> Run:
         value = declarator.child_by_field_name("value") if declarator.type == "init_declarator" else None
-        if value is None and _inner(declarator, "function_declarator") is not None:
+        if value is None and _function_declarator(declarator) is not None:
             return self._declared_with_call(declarator, base)
         # The name is known only behind its value.
         initial_scope = self.scope.blocks[-1].copy()
@@ -392,7 +392,7 @@ class Statements(Expressions):
 
     def _declared_with_call(self, declarator: Any, base: Run) -> Run:
         """`dim3 grid(a, b)`, which reads like a function that is declared."""
-        function = _inner(declarator, "function_declarator")
+        function = _function_declarator(declarator)
         values = []
         for parameter in children(function.child_by_field_name("parameters")):
             type_node = parameter.child_by_field_name("type")
@@ -722,9 +722,9 @@ def _set_by(initializer: Any) -> dict[str, Any]:
     return found
 
 
-def _inner(node: Any, kind: str) -> Any:
-    """The declarator of a kind within another, if there is one."""
-    while node is not None and node.type != kind:
+def _function_declarator(node: Any) -> Any:
+    """The declarator of a function within another, if there is one."""
+    while node is not None and node.type != "function_declarator":
         if node.type == "parenthesized_declarator":
             return None
         inner = node.child_by_field_name("declarator")

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.errors import InvalidInputError
-from forecast_autotune.evaluation.scores import errors_by_fifth, risk_coverage, score_forecasts
+from forecast_autotune.evaluation.scores import FifthErrors, risk_coverage, score_forecasts, score_trust
+from forecast_autotune.evaluation.scores.confidence import confidence_and_error, fifths_of
+from forecast_autotune.evaluation.scores.mixtures import Mixtures, checked
 
 SILENT = Abstention("s", "no idea")
 
@@ -18,6 +21,10 @@ def sure_by(confidence: float, bin_: int = 4) -> Forecast:
     bins[0], bins[bin_] = 1.0 - confidence, confidence
     narrow = tuple(type(b)(b.mean, 1e-9, b.weight) for b in Forecast.from_bins(bins, source="s").components)
     return Forecast(narrow, "s")
+
+
+def by_fifth(forecasts: Sequence[Forecast], measured: Sequence[float]) -> FifthErrors | None:
+    return fifths_of(*confidence_and_error(Mixtures.of(forecasts), checked(forecasts, measured), 0.0))
 
 
 RIGHT, WRONG = 0.3, 0.8  # in bin 4, and beside it
@@ -67,7 +74,7 @@ def test_a_perfect_forecaster_has_no_area_and_its_error_does_not_rise(n: int) ->
     truth = [draw.uniform(-3, 3) for _ in range(n)]
     forecasts = [Forecast.normal(m, 1e-6, source="s") for m in truth]
     assert risk_coverage(forecasts, truth).area == 0.0
-    fifths = errors_by_fifth(forecasts, truth)
+    fifths = by_fifth(forecasts, truth)
     assert (fifths is None) == (n < 5)
     if fifths is not None:
         assert fifths.error == fifths.standard_error == (0.0,) * 5
@@ -88,7 +95,7 @@ def test_where_all_failed_the_curve_says_who_knew() -> None:
 def test_errors_by_fifth_carry_the_error_of_a_bootstrap_without_drawing() -> None:
     truth = [WRONG, WRONG, WRONG, RIGHT] * 2 + [WRONG, RIGHT, WRONG, RIGHT] + [WRONG, RIGHT, RIGHT, RIGHT] + [RIGHT] * 4
     forecasts = [sure_by(0.55 + i / 100) for i in range(20)]
-    fifths = errors_by_fifth(forecasts, truth)
+    fifths = by_fifth(forecasts, truth)
     assert fifths is not None
     assert fifths.error == (0.75, 0.75, 0.5, 0.25, 0.0) == score_forecasts(forecasts, truth).error_by_fifth
     assert fifths.standard_error == pytest.approx([math.sqrt(e * (1 - e) / 4) for e in fifths.error])
@@ -100,23 +107,23 @@ def test_errors_by_fifth_carry_the_error_of_a_bootstrap_without_drawing() -> Non
 
 
 def test_error_falls_unless_it_rises_beyond_its_own_error() -> None:
-    def fifths_of(*wrong: int, each: int) -> bool:
+    def falls(*wrong: int, each: int) -> bool:
         truth = [WRONG if i < count else RIGHT for count in wrong for i in range(each)]
-        found = errors_by_fifth([sure_by(0.51 + 0.4 * i / len(truth)) for i in range(len(truth))], truth)
+        found = by_fifth([sure_by(0.51 + 0.4 * i / len(truth)) for i in range(len(truth))], truth)
         assert found is not None
         assert found.error == tuple(count / each for count in wrong)
         return found.falls
 
-    assert fifths_of(50, 40, 30, 20, 10, each=100)
-    assert fifths_of(50, 30, 40, 20, 10, each=100)  # 0.1 more, with a standard error of 0.067
-    assert not fifths_of(500, 300, 400, 200, 100, each=1000)  # the same, with one of 0.021
-    assert not fifths_of(10, 10, 10, 10, 10, each=10), "always wrong alike"
-    assert not fifths_of(20, 21, 22, 21, 22, each=100), "the most confident are the worst"
-    assert fifths_of(0, 0, 0, 0, 0, each=1)
+    assert falls(50, 40, 30, 20, 10, each=100)
+    assert falls(50, 30, 40, 20, 10, each=100)  # 0.1 more, with a standard error of 0.067
+    assert not falls(500, 300, 400, 200, 100, each=1000)  # the same, with one of 0.021
+    assert not falls(10, 10, 10, 10, 10, each=10), "always wrong alike"
+    assert not falls(20, 21, 22, 21, 22, each=100), "the most confident are the worst"
+    assert falls(0, 0, 0, 0, 0, each=1)
 
 
 def test_what_cannot_be_scored_is_refused() -> None:
-    for score in (risk_coverage, errors_by_fifth):
+    for score in (risk_coverage, score_trust):
         with pytest.raises(InvalidInputError, match="at least one"):
             score([], [])
         with pytest.raises(InvalidInputError, match="NaN"):

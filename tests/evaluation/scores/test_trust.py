@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,12 +10,13 @@ from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.scores import (
     bin_probabilities,
-    interval_coverage,
     rank_correlation,
-    regrets_after_trusting,
     score_forecasts,
     score_trust,
 )
+from forecast_autotune.evaluation.scores.confidence import confidence_and_error
+from forecast_autotune.evaluation.scores.mixtures import Mixtures, checked
+from forecast_autotune.evaluation.scores.trust import regrets_of
 from forecast_autotune.features.forecast_columns import Component, ForecastTable
 
 SILENT = Abstention("s", "no idea")
@@ -25,24 +27,31 @@ def normal(mean: float, sigma: float = 0.1, fail: float = 0.0) -> Forecast:
     return Forecast.normal(mean, sigma, source="s", fail_probability=fail)
 
 
+def regrets(
+    forecasts: Sequence[Forecast | Abstention], measured: Sequence[float], shares: Sequence[float]
+) -> list[float | None]:
+    mixtures, truth = Mixtures.of(forecasts), checked(forecasts, measured)
+    confidence, _ = confidence_and_error(mixtures, truth, 0.0)
+    return regrets_of(mixtures, confidence, truth, shares)
+
+
 def test_coverage_is_the_share_inside_the_central_interval() -> None:
     # The central half of a normal reaches 0.6745 sigma to each side, its central 90 % 1.6449.
     forecasts = [normal(1.0, 2.0)] * 4
     measured = [1 + 2 * 0.67, 1 - 2 * 0.68, 1 + 2 * 1.64, 1 - 2 * 1.65]
-    assert interval_coverage(forecasts, measured, 0.5) == 0.25
-    assert interval_coverage(forecasts, measured, 0.9) == 0.75
-    assert interval_coverage(forecasts, measured, 1.0) == 1.0
+    scores = score_trust(forecasts, measured)
+    assert (scores.coverage_50, scores.coverage_90) == (0.25, 0.75)
 
 
 def test_the_interval_is_that_of_the_mixture() -> None:
     # Two narrow bells at -1 and 1: the central half reaches from one to the other, what lies between included.
     two = Forecast((Normal(-1.0, 0.01, 0.5), Normal(1.0, 0.01, 0.5)), "s")
-    assert interval_coverage([two] * 3, [0.0, -0.99, 1.02], 0.5) == pytest.approx(2 / 3)
+    assert score_trust([two] * 3, [0.0, -0.99, 1.02]).coverage_50 == pytest.approx(2 / 3)
 
 
 def test_failures_and_abstentions_are_no_part_of_the_coverage() -> None:
-    assert interval_coverage([normal(0.0), normal(0.0), SILENT], [0.0, FAILED, 0.0], 0.5) == 1.0
-    assert interval_coverage([normal(0.0), SILENT], [FAILED, 0.0], 0.5) is None
+    assert score_trust([normal(0.0), normal(0.0), SILENT], [0.0, FAILED, 0.0]).coverage_50 == 1.0
+    assert score_trust([normal(0.0), SILENT], [FAILED, 0.0]).coverage_50 is None
 
 
 def test_an_honest_forecaster_covers_what_it_says() -> None:
@@ -76,31 +85,31 @@ def test_regret_is_of_the_config_that_looks_best_measured_or_trusted() -> None:
     measured = [0.3, 0.0, 1.0, -0.2]
     # Nothing measured: b looks best at 0.5, measured 0.0 against 1.0. Then b is measured, a looks best at 0.25, measured
     # 0.3. Then c as well, found to be the best.
-    assert regrets_after_trusting(forecasts, measured, [0.0, 0.25, 0.5, 1.0]) == pytest.approx([1.0, 2**0.7 - 1, 0, 0])
-    assert regrets_after_trusting(forecasts, measured, [0.01]) == pytest.approx([2**0.7 - 1]), "rounded up to one"
+    assert regrets(forecasts, measured, [0.0, 0.25, 0.5, 1.0]) == pytest.approx([1.0, 2**0.7 - 1, 0, 0])
+    assert regrets(forecasts, measured, [0.01]) == pytest.approx([2**0.7 - 1]), "rounded up to one"
 
 
 def test_regret_is_unknown_where_the_choice_does_not_run() -> None:
-    assert regrets_after_trusting([normal(2.0, 0.01), normal(0.0, 1.0)], [FAILED, 0.0], [0.0, 0.5, 1.0]) == [
+    assert regrets([normal(2.0, 0.01), normal(0.0, 1.0)], [FAILED, 0.0], [0.0, 0.5, 1.0]) == [
         None,
         None,
         0,
     ]
-    assert regrets_after_trusting([SILENT, SILENT], [0.0, 1.0], [0.0, 1.0]) == [None, 0.0]
-    assert regrets_after_trusting([normal(0.0)], [FAILED], [0.0, 1.0]) == [None, None]
+    assert regrets([SILENT, SILENT], [0.0, 1.0], [0.0, 1.0]) == [None, 0.0]
+    assert regrets([normal(0.0)], [FAILED], [0.0, 1.0]) == [None, None]
 
 
 def test_a_likely_failure_and_an_abstention_are_not_trusted() -> None:
     doubted = normal(1.0, 0.01, fail=0.9)
-    assert regrets_after_trusting([doubted, normal(0.0, 0.01)], [FAILED, 0.0], [0.0]) == [0.0]
-    assert regrets_after_trusting([SILENT, normal(-1.0, 0.01)], [0.0, -1.0], [0.0, 0.5]) == [1.0, 0.0]
+    assert regrets([doubted, normal(0.0, 0.01)], [FAILED, 0.0], [0.0]) == [0.0]
+    assert regrets([SILENT, normal(-1.0, 0.01)], [0.0, -1.0], [0.0, 0.5]) == [1.0, 0.0]
 
 
 def test_measuring_more_never_hurts_a_forecaster_that_is_right() -> None:
     draw = random.Random(4)
     truth = [draw.gauss(0, 1) for _ in range(50)]
     perfect = [normal(m, draw.uniform(0.001, 0.1)) for m in truth]
-    assert regrets_after_trusting(perfect, truth, [0, 0.1, 0.5, 1]) == [0.0] * 4
+    assert regrets(perfect, truth, [0, 0.1, 0.5, 1]) == [0.0] * 4
     scores = score_trust(perfect, truth)
     assert (scores.rank_correlation, scores.regret_10, scores.regret_30) == (pytest.approx(1.0), 0.0, 0.0)
     assert (scores.coverage_50, scores.coverage_90) == (1.0, 1.0)
