@@ -6,15 +6,18 @@ It is asked while Inductor is half imported, before torch 2.12.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
 from ...remote.mirror import mirror_folder
-from ...settings import Settings
+from ...remote.trees import MANIFEST
+from ...settings import PackUrl, Settings
 from ...store.queries import StoreFile
 from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
@@ -84,7 +87,7 @@ def knows_libraries(how: Request) -> bool:
 
 
 def cache_name() -> str:
-    """What changes with what may change a choice: mode, model, and the decisions on Inductor's candidates as they are now.
+    """What changes with what may change a choice: mode, model, packs, and decisions on Inductor's candidates as of now.
 
     Not the configs of generated kernels: Inductor keeps those beside what it caches, and chooses them after.
 
@@ -97,7 +100,18 @@ def cache_name() -> str:
     parts += [other.surrogate.model_version for other in (operation_request(), product_request(fp8=True))]
     if how.settings.mode not in ("first", "forecast"):
         parts += sorted(_decided(how.settings))
+        parts += map(pack_version, how.settings.packs)
     return f"forecast_autotune {digest(*parts)}"
+
+
+def pack_version(pack: Path | PackUrl) -> str:
+    """What changes with what a pack holds: one behind a URL is pinned, a folder's manifest names all that is in it."""
+    if isinstance(pack, PackUrl):
+        return str(pack)
+    try:
+        return hashlib.sha256((pack / MANIFEST if pack.is_dir() else pack).read_bytes()).hexdigest()
+    except OSError:
+        return ""  # it is left out
 
 
 def _decided(settings: Settings) -> list[str]:

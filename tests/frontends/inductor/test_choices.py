@@ -88,6 +88,21 @@ def test_what_is_decided_is_not_described_for_forecasts(timed: Timed, monkeypatc
     assert product_request.stood_aside() == ""
 
 
+def test_packs_are_part_of_the_keys_of_inductors_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cache_name = product_request.cache_name
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    known = {cache_name()}
+    for name, text in (("a", "one"), ("b", "another"), ("c", "one")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / name))
+        known.add(cache_name())
+    assert len(known) == 3
+    (tmp_path / "c").write_text("another")  # as where it is written anew
+    assert cache_name() in known
+    (tmp_path / "c").unlink()
+    assert cache_name() not in known
+
+
 def test_nothing_is_timed_where_the_store_was_shipped_as_a_pack(timed: Timed, monkeypatch: Any, tmp_path: Path) -> None:
     product()
     store().export(tmp_path / "pack.jsonl")
