@@ -14,6 +14,7 @@ from pathlib import Path
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import warn_user
+from ...core.workload import Program
 from ...errors import TuningWarning
 from ...remote.mirror import mirror_folder
 from ...remote.trees import MANIFEST
@@ -35,6 +36,11 @@ DEFAULT_BUDGET = "4"
 
 _lock = fork_safe_lock()
 _aside = ""
+
+
+def is_inductors(program: Program) -> bool:
+    """Whether a program's configs are candidates of Inductor's: they are met and tuned where `torch.compile` compiles."""
+    return program.name.startswith(PREFIX)
 
 
 def stood_aside() -> str:
@@ -122,5 +128,5 @@ def _decided(settings: Settings) -> list[str]:
         f"{d.digest} {d.decision.config.digest}"
         for known in map(StoreFile, folders)
         for d in (known.decisions(kernel=PREFIX) if known.exists() else ())
-        if (name := d.place.workload.program.name).startswith(PREFIX) and name != GENERATED
+        if is_inductors(program := d.place.workload.program) and program.name != GENERATED
     ]
