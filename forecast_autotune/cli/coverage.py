@@ -35,7 +35,10 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--hardware", metavar="H", help="only hardware with this in its name")
     parser.add_argument("--days", type=days, metavar="N", help="only keys decided, used or met in the last N days")
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="write all that is not measured: a list for `tune --keys`"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write what is not measured, torch.compile's own choices left out: a list for `tune --keys`",
     )
     parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}: every key on every hardware")
     add_store_argument(parser)
@@ -61,10 +64,16 @@ def run(arguments: argparse.Namespace) -> int:
     open_ones = [each for each in covered if each.state != "measured"]
     if arguments.write is not None:
         from ..distributed.key_list import write_keys
+        from ..frontends.inductor.request import is_inductors
 
-        write_keys(arguments.write, map(_as_key, open_ones))
+        listed = [each for each in open_ones if not is_inductors(each.workload.program)]
+        write_keys(arguments.write, map(_as_key, listed))
+        if others := len(open_ones) - len(listed):
+            say(
+                f"{counted(others, 'key')} of inductor.* left out: torch.compile tunes them where it compiles, in mode tune"
+            )
         say(
-            f"{counted(len(open_ones), 'key')} in {arguments.write}: forecast-autotune tune --keys {arguments.write} PROGRAM"
+            f"{counted(len(listed), 'key')} in {arguments.write}: forecast-autotune tune --keys {arguments.write} PROGRAM"
         )
     if arguments.json:
         print_json_list(map(_as_json, covered))

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Run a program as `run` does, in mode tune whatever its environment and its code say, so that the pending keys it meets
-are measured, and with torch.compile switched off, since compiled code measures nothing; then say which were settled and
-which are still pending. Keys are met on the hardware they were noted on, so this belongs on that machine."""
+are measured; then say which were settled and which are still pending. torch.compile is switched off, since compiled code
+measures nothing, unless all that is pending is what torch.compile itself chooses (inductor.*). Keys are met on the
+hardware they were noted on, so this belongs on that machine."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -47,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     changes = {
         "FORECAST_AUTOTUNE_MODE": "tune",
         "FORECAST_AUTOTUNE_BUDGET": budget_that_measures(arguments.budget),
-        "TORCHDYNAMO_DISABLE": "1",  # compiled code measures nothing
     }
     if arguments.dir is not None:
         changes["FORECAST_AUTOTUNE_DIR"] = str(arguments.dir.absolute())
@@ -59,9 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
         warn_unreadable(store)
         say("no key is pending: there is nothing to tune, and the program is not run")
         return OK
+    compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
+    changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"
     sys.stdout.flush()
     code = subprocess.call(command, env=environment_with(changes))
-    left = _report(store, before)
+    left = _report(store, before, compiles)
     if code:
         say(f"the program ended with exit code {code}")
     return NOTHING if code or left else OK
@@ -82,8 +84,18 @@ def budget_that_measures(given: str | None) -> str | None:
     return None
 
 
-def _report(store: StoreFile, before: list[Pending]) -> int:
-    """Say of each key that was pending what became of it; returns how many are still pending."""
+def _is_inductors(pending: Pending) -> bool:
+    from ..frontends.inductor.request import is_inductors
+
+    return is_inductors(pending.place.workload.program)
+
+
+def _report(store: StoreFile, before: list[Pending], compiles: bool) -> int:
+    """Say of each key that was pending what became of it; returns how many are still pending.
+
+    Args:
+        compiles: whether torch.compile was on.
+    """
     after = {p.digest: p for p in store.pending()}
     decided = {s.digest: s.decision for s in store.decisions()}
     warn_unreadable(store)
@@ -99,6 +111,11 @@ def _report(store: StoreFile, before: list[Pending]) -> int:
         elif still.met_at > pending.met_at:
             say(
                 f"still pending: {named}: it was met, but {still.why} holds for it; --budget overrides a budget in code"
+            )
+        elif not compiles and _is_inductors(pending):
+            say(
+                f"still pending: {named}: it is met where torch.compile compiles, which is off while other keys wait: "
+                "run this again once they are settled, or the program itself in mode tune"
             )
         else:
             say(f"still pending: {named}: it was not met, or tuning it failed")

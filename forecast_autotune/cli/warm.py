@@ -128,14 +128,19 @@ def _warm(settings: Settings, script: str | None, hardware: str | None) -> tuple
 def _known_keys(settings: Settings, hardware: str | None) -> list[TuningKey]:
     """The newest call of each key on hardware that is here, or that is named."""
     from ..core.digest import canonical_json
+    from ..frontends.inductor.request import is_inductors
     from ..frontends.warming import hardware_present
     from ..remote.coverage import known_here
 
     present = hardware_present()
     newest: dict[tuple[str, str, str], tuple[float, TuningKey]] = {}
     elsewhere: Counter[str] = Counter()
+    inductors = False
     for known in known_here(settings, settings.dir, say):
         place = known.place
+        if is_inductors(place.workload.program):
+            inductors = True
+            continue
         device, program = place.hardware, place.workload.program.name
         if device.digest not in present if hardware is None else hardware.lower() not in device.name.lower():
             elsewhere[device.name] += 1
@@ -144,6 +149,8 @@ def _known_keys(settings: Settings, hardware: str | None) -> list[TuningKey]:
         newest[key] = max((known.at, place), newest.get(key, (0.0, place)), key=lambda each: each[0])
     if not newest and elsewhere:
         say(f"the keys that are known are of {', '.join(sorted(elsewhere))}: --hardware H compiles for what is named")
+    elif not newest and inductors:
+        say("the keys that are known are torch.compile's own choices: its caches keep what it has compiled")
     elif not newest:
         say(f"no key is known in {settings.dir}")
     return [place for _, place in newest.values()]

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from contracts.store_contract import a_job
 
 from forecast_autotune.cli import main
+from forecast_autotune.store.sqlite import SqliteStore
 
 pytest.importorskip("triton")
 pytest.importorskip("torch")
@@ -167,6 +169,25 @@ def test_keys_met_without_measuring_are_listed_tuned_and_settled(capsys: pytest.
     assert pending(capsys, code=1) == []
     assert main(["tune-pending", PROGRAM, "600"]) == 0
     assert "no key is pending" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("names", "told"), [(["inductor.mm"], "None 1"), (["inductor.mm", "scale"], "1 None")])
+def test_what_torch_compile_chooses_is_tuned_with_it_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], names: list[str], told: str
+) -> None:
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
+    monkeypatch.delenv("FORECAST_AUTOTUNE_INDUCTOR", raising=False)
+    with SqliteStore(tmp_path / "store") as store:
+        for name in names:
+            store.note_pending(a_job(name=name), "mode cached")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from os import environ as e; print(e.get('TORCHDYNAMO_DISABLE'), e.get('FORECAST_AUTOTUNE_INDUCTOR'))"
+    )
+    assert main(["tune-pending", "--dir", str(tmp_path / "store"), str(program)]) == 1
+    out, err = capfd.readouterr()
+    assert out.strip() == told
+    assert ("which is off while other keys wait" in err) is (len(names) == 2)
 
 
 # doctor SCRIPT ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts.store_contract import a_job
 from rehearsed import BEST, call, own_triton_cache, playing, torch, triton, tuned
 from toy import Toy
 
@@ -26,6 +27,7 @@ from forecast_autotune.frontends.warming import LaunchRefusedError, find_kernels
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.rows import TuningKey
+from forecast_autotune.store.sqlite import SqliteStore
 
 tl = pytest.importorskip("triton.language")
 
@@ -75,6 +77,14 @@ def decide(folder: Path, launch: Any) -> None:
     """Have a call decided, as by an earlier process."""
     with own_triton_cache(folder), playing():
         launch()
+
+
+def test_what_torch_compile_chooses_is_not_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(a_job(name="inductor.mm"), "mode cached")
+    rows, err = warmed(capsys, str(tmp_path), code=1)
+    assert rows == []
+    assert "torch.compile's own choices" in err
 
 
 def test_a_start_after_warming_compiles_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

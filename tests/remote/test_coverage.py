@@ -100,6 +100,20 @@ def test_the_command_counts_and_writes_the_list_of_what_is_open(
     assert "no key is known" in capsys.readouterr().err
 
 
+def test_what_torch_compile_tunes_itself_is_counted_and_not_written(
+    stores: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, keys = stores / "own", stores / "keys.jsonl"
+    with SqliteStore(own) as store:
+        store.note_pending(a_job(name="inductor.mm"), "mode cached")
+    capsys.readouterr()
+    assert main(["coverage", "--dir", str(own), "--kernel", "inductor", "--write", str(keys)]) == 1
+    assert read_keys(keys) == []
+    told = capsys.readouterr()
+    assert "inductor.mm" in told.out
+    assert "2 keys of inductor.* left out" in told.err
+
+
 def test_decisions_of_packs_count(
     stores: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

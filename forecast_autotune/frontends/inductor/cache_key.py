@@ -10,19 +10,17 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...core.digest import digest
 from ...remote.mirror import mirror_folder
-from ...remote.trees import MANIFEST
-from ...settings import PackUrl
 from ...store.queries import StoreFile
 from ..deciding import ranks_decide
 from ..triton.install import tuner_of
 from ..triton.kernel_program import program_of
+from .request import pack_version
 
 if TYPE_CHECKING:
     from ..triton.autotuner import ForecastAutotuner
@@ -87,15 +85,7 @@ def _state(tuner: ForecastAutotuner) -> str:
                 for d in (known.decisions(kernel=program.name) if known.exists() else ())
                 if d.place.workload.program.digest == program.digest
             )
-            parts += [_pack(pack) for pack in settings.packs]
+            parts += map(pack_version, settings.packs)
     except Exception:
         log.debug("kernel %s: what is decided is not part of the cache key", tuner.name, exc_info=True)
     return f"forecast_autotune {digest(*parts)}"
-
-
-def _pack(pack: Path | PackUrl) -> str:
-    """What changes with a pack: one behind a URL is pinned, a tree has a new manifest when it is written again."""
-    if isinstance(pack, PackUrl):
-        return str(pack)
-    file = pack / MANIFEST if pack.is_dir() else pack
-    return f"{pack} {file.stat().st_mtime_ns}" if file.exists() else ""

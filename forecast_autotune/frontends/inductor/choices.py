@@ -100,19 +100,22 @@ def with_ours(previous: Any) -> Any:
     """What chooses in Inductor, with our narrowing over it: an object of a class derived from its own, with its state.
 
     Args:
-        previous: what chose until now; None for Inductor's own.
+        previous: what chose until now.
+    Raises:
+        TypeError: its class cannot be derived from, or keeps state in `__slots__`.
     """
-    previous = InductorChoices() if previous is None else previous
     if is_ours(previous):
         return previous
     kind: Any = type(previous)
+    if any(vars(base).get("__slots__") for base in kind.__mro__):
+        raise TypeError(f"{kind.__qualname__} keeps state in __slots__")
     why = why_unknown(kind)
     if why:
         stand_aside(why)
     elif not narrowing.listens:
         _listen()
     made: Any = object.__new__(_derived(NamedChoices if why else NarrowedChoices, kind))
-    made.__dict__ = previous.__dict__
+    object.__setattr__(made, "__dict__", previous.__dict__)  # its class may allow none to be set
     return made
 
 
@@ -121,7 +124,7 @@ def without_ours(handler: Any) -> Any:
     if not is_ours(handler):
         return handler
     made: Any = object.__new__(type(handler).theirs)
-    made.__dict__ = handler.__dict__
+    object.__setattr__(made, "__dict__", handler.__dict__)
     return made
 
 

@@ -12,17 +12,17 @@ import copy
 import functools
 import logging
 import math
-import os
 import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...core.config import Config
+from ...core.digest import digest
 from ...core.forecast import Abstention
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.job import Job, Stop
@@ -72,6 +72,17 @@ class Asked:
         return cls(types, f"cuda:{device[1]}")
 
 
+class TimedConfigs(Space):
+    """The configs of a kernel that Inductor times; which ones varies from run to run, so to stores all are one space."""
+
+    def __init__(self, configs: Iterable[Config]) -> None:
+        super().__init__(configs)
+        self.digest = digest(GENERATED)
+
+    def __contains__(self, config: object) -> bool:
+        return isinstance(config, Config)
+
+
 class LookupTable(dict[str, dict[str, Any]]):
     """Inductor's table of configs by a kernel's hash, answered by what is stored where it holds nothing itself.
 
@@ -118,7 +129,6 @@ class GeneratedKernels:
 
     def __init__(self) -> None:
         self.timed = self.recalled = 0
-        self._process = os.getpid()  # a fork compiles for Inductor, and may ask neither the store nor the device
         self._lock = fork_safe_lock()
         self._times: WeakKeyDictionary[Any, dict[Config, float | None]] = WeakKeyDictionary()
         self._best: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
@@ -164,7 +174,7 @@ class GeneratedKernels:
         if len(times_ms) < len(times):
             return
         run = uuid.uuid4().hex
-        job = _job(hash_of(kernel), _asked(kernel), Space(times_ms))
+        job = _job(hash_of(kernel), _asked(kernel), TimedConfigs(times_ms))
         store = open_store(Settings.from_environment())
         outcomes = {
             config: Measurement(samples_us=(ms * 1e3,))
@@ -202,7 +212,7 @@ class GeneratedKernels:
 
     def best_of(self, name: str, asked: Asked) -> Mapping[str, Any] | None:
         """The stored config of a kernel; None where nothing is to be answered."""
-        if not _is_answered() or os.getpid() != self._process:
+        if not _is_answered() or _is_compile_worker():
             return None
         try:
             return self._best_of(name, asked)
@@ -315,6 +325,13 @@ def _is_answered() -> bool:
     )
 
 
+def _is_compile_worker() -> bool:
+    """Whether this process compiles for Inductor: it may ask neither the store nor the device."""
+    from torch._inductor.compile_worker.utils import in_toplevel_process
+
+    return not in_toplevel_process()
+
+
 def config_of(theirs: Any) -> Config:
     """A config of Inductor's as one of ours."""
     return Config({**theirs.kwargs, **{name: getattr(theirs, name) for name in NUMBERS}})
@@ -347,13 +364,11 @@ def _is_varied(kernel: Any) -> bool:
 
 
 def _stored(name: str, asked: Asked, settings: Settings) -> Mapping[str, Any] | None:
-    """The fastest config that is stored of a kernel, if the table can tell it."""
-    outcomes = open_store(settings).outcomes(_job(name, asked, Space([Config({"num_warps": 4})])))
-    times_us = {config: each.median_us for config, each in outcomes.items() if isinstance(each, Measurement)}
-    if not times_us:
+    """The config that is decided for a kernel, if the table can tell it."""
+    decision = open_store(settings).decision(_job(name, asked, TimedConfigs([_UNKNOWN])))
+    if decision is None or decision.basis != "measured":
         return None
-    best = min(times_us, key=times_us.__getitem__)
-    knobs = {name: value for name, value in best.knobs.items() if value is not None}
+    knobs = {name: value for name, value in decision.config.knobs.items() if value is not None}
     told = all(name in NUMBERS or BLOCK in name for name in knobs) and set(NUMBERS) <= knobs.keys()
     return knobs if told and all(type(value) is int for value in knobs.values()) else None
 

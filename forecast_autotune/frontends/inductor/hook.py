@@ -121,7 +121,7 @@ def why_not_in() -> str:
     from .request import stood_aside
 
     handler = asked(sys.modules[VIRTUALIZED].V.choices)
-    if not is_ours(handler):
+    if not is_ours(handler) and not stood_aside():
         return f"a {type(handler).__qualname__} took the place of ours"
     return stood_aside()
 
@@ -133,10 +133,17 @@ def counts() -> Any:
 
 
 def make_choices() -> Any:
-    """What Inductor asks in one thread: what it would ask without us, and ours over it."""
-    from .choices import with_ours
+    """What Inductor asks in one thread: what it would ask without us, and ours over it where that can be."""
+    theirs = sys.modules[CHOICES].InductorChoices() if _theirs is None else _theirs()
+    try:
+        from .choices import with_ours
 
-    return with_ours(None if _theirs is None else _theirs())
+        return with_ours(theirs)
+    except Exception as err:
+        from .request import stand_aside
+
+        stand_aside(err)
+        return theirs
 
 
 def _is_imported(name: str) -> bool:

@@ -6,15 +6,19 @@ It is asked while Inductor is half imported, before torch 2.12.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import warn_user
+from ...core.workload import Program
 from ...errors import TuningWarning
 from ...remote.mirror import mirror_folder
-from ...settings import Settings
+from ...remote.trees import MANIFEST
+from ...settings import PackUrl, Settings
 from ...store.queries import StoreFile
 from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
@@ -32,6 +36,11 @@ DEFAULT_BUDGET = "4"
 
 _lock = fork_safe_lock()
 _aside = ""
+
+
+def is_inductors(program: Program) -> bool:
+    """Whether a program's configs are candidates of Inductor's: they are met and tuned where `torch.compile` compiles."""
+    return program.name.startswith(PREFIX)
 
 
 def stood_aside() -> str:
@@ -84,7 +93,7 @@ def knows_libraries(how: Request) -> bool:
 
 
 def cache_name() -> str:
-    """What changes with what may change a choice: mode, model, and the decisions on Inductor's candidates as they are now.
+    """What changes with what may change a choice: mode, model, packs, and decisions on Inductor's candidates as of now.
 
     Not the configs of generated kernels: Inductor keeps those beside what it caches, and chooses them after.
 
@@ -97,7 +106,18 @@ def cache_name() -> str:
     parts += [other.surrogate.model_version for other in (operation_request(), product_request(fp8=True))]
     if how.settings.mode not in ("first", "forecast"):
         parts += sorted(_decided(how.settings))
+        parts += map(pack_version, how.settings.packs)
     return f"forecast_autotune {digest(*parts)}"
+
+
+def pack_version(pack: Path | PackUrl) -> str:
+    """What changes with what a pack holds: one behind a URL is pinned, a folder's manifest names all that is in it."""
+    if isinstance(pack, PackUrl):
+        return str(pack)
+    try:
+        return hashlib.sha256((pack / MANIFEST if pack.is_dir() else pack).read_bytes()).hexdigest()
+    except OSError:
+        return ""  # it is left out
 
 
 def _decided(settings: Settings) -> list[str]:
@@ -108,5 +128,5 @@ def _decided(settings: Settings) -> list[str]:
         f"{d.digest} {d.decision.config.digest}"
         for known in map(StoreFile, folders)
         for d in (known.decisions(kernel=PREFIX) if known.exists() else ())
-        if (name := d.place.workload.program.name).startswith(PREFIX) and name != GENERATED
+        if is_inductors(program := d.place.workload.program) and program.name != GENERATED
     ]

@@ -88,6 +88,21 @@ def test_what_is_decided_is_not_described_for_forecasts(timed: Timed, monkeypatc
     assert product_request.stood_aside() == ""
 
 
+def test_packs_are_part_of_the_keys_of_inductors_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cache_name = product_request.cache_name
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    known = {cache_name()}
+    for name, text in (("a", "one"), ("b", "another"), ("c", "one")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / name))
+        known.add(cache_name())
+    assert len(known) == 3
+    (tmp_path / "c").write_text("another")  # as where it is written anew
+    assert cache_name() in known
+    (tmp_path / "c").unlink()
+    assert cache_name() not in known
+
+
 def test_nothing_is_timed_where_the_store_was_shipped_as_a_pack(timed: Timed, monkeypatch: Any, tmp_path: Path) -> None:
     product()
     store().export(tmp_path / "pack.jsonl")
@@ -419,6 +434,45 @@ def test_other_threads_ask_ours_too(timed: Timed) -> None:
         thread.join()
         fa.uninstall()
     assert asked == [True, False]
+
+
+class ReadOnly(Others):
+    def __init__(self) -> None:
+        vars(self)["asked"] = 0
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} is read-only")
+
+
+class Slotted(InductorChoices):
+    __slots__ = ("asked",)
+
+
+class Final(InductorChoices):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no class is derived from this one")
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(ReadOnly, ""), (Slotted, "Slotted keeps state in __slots__"), (Final, "no class is derived")]
+)
+def test_choices_that_ours_cannot_be_derived_from_are_left_alone_with_one_warning(
+    timed: Timed, kind: type[InductorChoices], why: str
+) -> None:
+    fa.uninstall()
+    with inductor_config.patch(inductor_choices_class=kind), warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always", TuningWarning)
+        fa.install(inductor=True)
+        made = [hook.make_choices() for _ in range(2)]
+        assert [choices.is_ours(each) for each in made] == [not why] * 2
+        assert all(isinstance(each, kind) for each in made)
+        V.set_choices_handler(made[0])
+        assert why in hook.why_not_in()
+        fa.uninstall()
+        assert type(V.choices) is kind
+    assert len(given) == bool(why)
+    assert all(why in str(each.message) for each in given)
+    V.set_choices_handler(InductorChoices())
 
 
 class Strange(InductorChoices):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
-import os
 import pickle
 import sys
 import threading
@@ -16,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from forked import exit_status_of_child
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.compile_worker import utils as compile_worker
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.hints import HeuristicType
 from triton import Config as TritonConfig
@@ -29,7 +30,9 @@ from forecast_autotune.frontends.inductor import generated, hook
 from forecast_autotune.frontends.inductor import request as product_request
 from forecast_autotune.frontends.inductor.generated import GeneratedKernels, LookupTable, hash_of
 from forecast_autotune.frontends.inductor.request import GENERATED, cache_name
+from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
+from forecast_autotune.store.sqlite import open_store
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -175,6 +178,44 @@ def test_a_pack_answers_on_another_machine(store: Path, tmp_path: Path, monkeypa
     assert looked_up(fn).kwargs == {"XBLOCK": 512}
 
 
+def test_a_pack_of_a_faster_machine_leaves_what_is_decided_here(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel(function(tmp_path))
+    kernel.times_ms = {SMALL: 0.016, LARGE: 0.008, SPILLS: 0.0088}
+    kernel.time(generated.kernels)
+    StoreFile(store).export(tmp_path / "pack.jsonl")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "here"))
+    kernel.times_ms = {SMALL: 0.02, LARGE: 0.01}
+    kernel.time(generated.kernels)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / "pack.jsonl"))
+    fresh(monkeypatch)
+    assert looked_up(kernel.fn).kwargs == {"XBLOCK": 512}
+
+
+def test_what_is_timed_again_with_other_configs_decides_anew_and_counts_as_used(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel(function(tmp_path))
+    kernel.time(generated.kernels)
+    kernel.times_ms = {SMALL: 0.02, SPILLS: 0.01}
+    kernel.time(generated.kernels)
+    fresh(monkeypatch)
+    assert looked_up(kernel.fn).kwargs == {"XBLOCK": 1024}
+    open_store(Settings.from_environment()).close()  # as when the process ends
+    (stored,) = StoreFile(store).decisions(kernel=GENERATED)
+    assert stored.hits == 1
+
+
+def test_a_fork_of_the_program_is_told_what_is_stored(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn = function(tmp_path)
+    Kernel(fn).time(generated.kernels)
+    fresh(monkeypatch)
+    assert exit_status_of_child(lambda: looked_up(fn).kwargs == {"XBLOCK": 512}) == 0
+
+
 def test_a_stored_config_is_where_the_search_by_knobs_ends(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +301,7 @@ def test_what_the_table_cannot_tell_is_left_to_inductor(
     assert looked_up(fn) is None
 
 
-@pytest.mark.parametrize("where", ["in a fork", "deterministic", "batch invariant", "torch is deterministic"])
+@pytest.mark.parametrize("where", ["in a compile worker", "deterministic", "batch invariant", "torch is deterministic"])
 def test_nothing_is_answered_where_nothing_may_vary(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -272,8 +313,8 @@ def test_nothing_is_answered_where_nothing_may_vary(
     if where in ("deterministic", "batch invariant") and not settings:
         pytest.skip(f"this torch has no {name}")
     with monkeypatch.context() as patch, inductor_config.patch(settings):
-        if where == "in a fork":
-            patch.setattr(os, "getpid", lambda: -1)
+        if where == "in a compile worker":
+            patch.setattr(compile_worker, "_IN_TOPLEVEL_PROCESS", False)
         elif where == "torch is deterministic":
             patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
         assert looked_up(fn) is None
