@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ..processes.booting import environment_with
 from ._exit_codes import NOTHING, OK
-from ._parsing import Subparsers, add_store_argument, new_parser
+from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
-from .output import say
+from .output import print_json, say
 from .pending import where
 from .run import add_program_arguments, command_of
 
@@ -32,11 +32,12 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "tune-pending",
         DESCRIPTION,
-        nothing="keys are still pending, the program failed, or there is no store yet",
+        nothing="keys are still pending, the program failed, or there is no store yet; --json prints {}",
     )
     parser.add_argument(
         "--budget", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; also overrides a budget of 0 in code"
     )
+    parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}; the program's own goes to stderr")
     add_store_argument(parser)
     add_program_arguments(parser)
     parser.set_defaults(run=run)
@@ -52,21 +53,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dir is not None:
         changes["FORECAST_AUTOTUNE_DIR"] = str(arguments.dir.absolute())
     store = store_of(arguments)
-    if is_missing(store):
+    if is_missing(store, {} if arguments.json else None):
         return NOTHING
     before = store.pending()
     if not before:
         warn_unreadable(store)
         say("no key is pending: there is nothing to tune, and the program is not run")
+        if arguments.json:
+            print_json({"pending": 0, "settled": 0, "new": 0})
         return OK
     compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
     changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"
     sys.stdout.flush()
-    code = subprocess.call(command, env=environment_with(changes))
-    left = _report(store, before, compiles)
+    code = subprocess.call(
+        command, env=environment_with(changes), stdout=sys.stderr.fileno() if arguments.json else None
+    )
+    settled, new = _report(store, before, compiles)
+    if arguments.json:
+        print_json({"pending": len(before), "settled": settled, "new": new, "exit_code": code})
     if code:
         say(f"the program ended with exit code {code}")
-    return NOTHING if code or left else OK
+    return NOTHING if code or settled < len(before) else OK
 
 
 def budget_that_measures(given: str | None) -> str | None:
@@ -90,8 +97,8 @@ def _is_inductors(pending: Pending) -> bool:
     return is_inductors(pending.place.workload.program)
 
 
-def _report(store: StoreFile, before: list[Pending], compiles: bool) -> int:
-    """Say of each key that was pending what became of it; returns how many are still pending.
+def _report(store: StoreFile, before: list[Pending], compiles: bool) -> tuple[int, int]:
+    """Say of each key that was pending what became of it; returns how many are settled, and how many are new.
 
     Args:
         compiles: whether torch.compile was on.
@@ -122,4 +129,4 @@ def _report(store: StoreFile, before: list[Pending], compiles: bool) -> int:
     settled = sum(p.digest not in after for p in before)
     new = len(after.keys() - {p.digest for p in before})
     say(f"{settled} of {len(before)} pending keys settled" + (f"; {new} new ones" if new else ""))
-    return len(before) - settled
+    return settled, new

@@ -164,8 +164,9 @@ def test_keys_met_without_measuring_are_listed_tuned_and_settled(capsys: pytest.
     assert "1 of 2 pending keys settled" in told.stderr
     assert [p["key"]["n"] for p in pending(capsys)] == [600]  # type: ignore[index]
 
-    told = command("tune-pending", "--budget", "2", PROGRAM, "600")
-    assert (told.returncode, told.stdout) == (0, "rank -: ours launched 2 configs\n"), told.stderr
+    told = command("tune-pending", "--budget", "2", "--json", PROGRAM, "600")
+    assert (told.returncode, json.loads(told.stdout)) == (0, {"pending": 1, "settled": 1, "new": 0, "exit_code": 0})
+    assert "rank -: ours launched 2 configs\n" in told.stderr
     assert pending(capsys, code=1) == []
     assert main(["tune-pending", PROGRAM, "600"]) == 0
     assert "no key is pending" in capsys.readouterr().err
