@@ -57,6 +57,33 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
     return benchmarked
 
 
+def timed_in_this_process(
+    lookup: Callable[..., dict[Any, float]], times_of: Callable[[Sequence[Any]], dict[Any, float] | None]
+) -> Any:
+    """Inductor's `lookup` of times, which answers for candidates of ours with those of this process alone.
+
+    Inductor keeps all times on disk, whichever clock told them, and infinite ones of what was left behind.
+
+    Args:
+        lookup: takes candidates, the operation, its inputs, and what times candidates, or None to time nothing; returns
+            milliseconds by candidate.
+        times_of: takes candidates; returns the milliseconds of those that were timed, or None where none is ours.
+    """
+
+    @functools.wraps(lookup)
+    def looked_up(
+        cache: Any, choices: Sequence[Any], op: str, inputs: str, benchmark: Any, *others: Any, **named: Any
+    ) -> Any:
+        known = times_of(choices)
+        if known is None:
+            return lookup(cache, choices, op, inputs, benchmark, *others, **named)
+        if benchmark is None or len(known) == len(choices):
+            return known
+        return benchmark(choices)
+
+    return looked_up
+
+
 def fused_by_our_clock(
     benchmark_codegened_module: Callable[..., tuple[float, str]], is_wanted: Callable[[], bool]
 ) -> Any:

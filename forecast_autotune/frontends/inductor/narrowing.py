@@ -81,6 +81,7 @@ class Chosen:
         of: how many candidates there were.
         charged: the trial that decided for a template, against a library that was charged for an epilogue.
         left: what was left behind for it compiled far longer than the others, by what Inductor calls it.
+        times: milliseconds of what was timed, by config, or by what Inductor calls it where it is none of ours.
     """
 
     parameters: Mapping[Config, tuple[str, Any]]
@@ -88,6 +89,7 @@ class Chosen:
     trial: Trial | None = None
     charged: Trial | None = None
     left: set[str] = field(default_factory=set)
+    times: dict[object, float] = field(default_factory=dict)
 
     @property
     def decided(self) -> Config:
@@ -281,6 +283,7 @@ class Narrowing:
             with self._lock:
                 trial, chosen.trial = chosen.trial, None
             if trial is not None:  # else it is the same product in another layer: it was timed, and is kept
+                chosen.times = {_name_of(choice): ms for choice, ms in timings.items()}
                 trial.left = sum(map(is_left, choices.values()))
                 for config, choice in choices.items():
                     if is_left(choice):
@@ -296,6 +299,16 @@ class Narrowing:
                 if chosen.decided not in choices:
                     warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {chosen.decided}", TuningWarning)
             _leave_decided(timings, choices, chosen)
+
+    @staticmethod
+    def times_of(choices: Sequence[Any]) -> dict[Any, float] | None:
+        """Milliseconds of those of an operation's choices that were timed in this process, be it in another layer.
+
+        None where none of the choices is on trial, or was.
+        """
+        for chosen, _ in _by_chosen(choices):
+            return {choice: chosen.times[name] for choice in choices if (name := _name_of(choice)) in chosen.times}
+        return None
 
     @staticmethod
     def may_leave(choice: Any) -> bool:
@@ -338,6 +351,12 @@ def _by_chosen(choices: Iterable[Any]) -> list[tuple[Chosen, dict[Config, Any]]]
     return [
         (chosen, {config: choice for choice, (of, config) in marks if of is chosen}) for chosen in all_chosen.values()
     ]
+
+
+def _name_of(choice: Any) -> object:
+    """What a choice is known by in equal operations, whose texts may differ: its config, where it is ours."""
+    mark = getattr(choice, "annotations", {}).get(MARK)
+    return choice.hash_key() if mark is None else mark[1]
 
 
 def _leave_decided(timings: MutableMapping[Any, float], choices: Mapping[Config, Any], chosen: Chosen) -> None:

@@ -108,6 +108,26 @@ def test_the_same_product_in_each_layer_is_one_trial(timed: Timed) -> None:
     assert len(store().detail(stored).touched) == 5
 
 
+def test_the_times_that_inductor_keeps_on_disk_are_not_taken_for_ours(timed: Timed, monkeypatch: Any) -> None:
+    with inductor_config.patch(autotune_local_cache=True):
+        product()
+        as_another_process(monkeypatch)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", f"{store().path.parent}, another")
+        timed.ms = lambda place: 0.3 - 0.01 * place
+        product()
+    assert len(timed.lists) == 2
+    (stored,) = decisions()
+    assert stored.decision.default_us == pytest.approx(300.0)
+
+
+def test_equal_products_of_one_graph_are_timed_once(timed: Timed) -> None:
+    a = torch.ones(256, 256)
+    with inductor_config.patch(benchmark_epilogue_fusion=True):
+        lowered(lambda a, b: torch.relu(torch.relu(a @ b) @ b), a, a)
+    assert choices.narrowing.counts.products == 2
+    assert len(timed.lists) == 1
+
+
 def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: Timed, monkeypatch: Any) -> None:
     monkeypatch.setattr(product_candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
     timed.ms = lambda place: 0.1 + 0.01 * place
