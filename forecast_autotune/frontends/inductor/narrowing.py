@@ -170,7 +170,7 @@ class Narrowing:
         known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
         chosen = self._known.get(known)
         if chosen is None:
-            candidates = ProductCandidates(lowered, listed, exhaustive(), small=Budget(how.budget).all)
+            candidates = ProductCandidates(lowered, listed, exhaustive())
             chosen = self._remember(known, self._chosen(candidates, how))
         self._count_passed_on(chosen)
         passed_on = []

@@ -623,12 +623,16 @@ def test_tiles_that_are_too_small_are_no_candidates(monkeypatch: pytest.MonkeyPa
     assert fewer < 0.7 * all_that_fit
 
 
-@pytest.mark.usefixtures("timed")
-def test_where_all_are_to_be_timed_tiles_that_are_too_small_are_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for budget in ("2", "all"):
-        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
-        monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
-        product(m=16384, n=16384)
-    few, every = sorted((stored.decision for stored in decisions()), key=lambda decision: decision.space_size)
-    assert few.space_size < 0.7 * every.space_size
-    assert every.measured == every.space_size
+def test_what_was_decided_by_timing_all_is_known_under_every_budget(timed: Timed, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "all")
+    product(m=2048, n=2048)
+    (stored,) = decisions()
+    assert stored.decision.measured == stored.decision.space_size == len(timed.lists[0])
+    monkeypatch.delenv("FORECAST_AUTOTUNE_BUDGET")
+    for mode in ("tune", "strict", "cached"):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+        as_another_process(monkeypatch)
+        product(m=2048, n=2048)
+        assert choices.narrowing.counts.recalled == 1
+    assert len(timed.lists) == 1
+    assert store().pending() == []
