@@ -224,32 +224,28 @@ class Narrowing:
             self.counts.passed_on += len(chosen.parameters)
 
     def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
-        store = open_store(how.settings)
-        budget = Budget(how.budget)
-        if not budget.measures or how.settings.mode == "strict":
-            job = candidates.unmeasured_job
-            decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
-            self._count(recalled=decision.tried, forecast=not decision.tried)
-            is_foreseen = candidates.library_is_foreseen and knows_libraries(how)
-            keeps_library = is_library(job.space.default) and not is_foreseen
-            config = job.space.default if keeps_library and not decision.tried else decision.config
-            return _chosen_of(candidates, [config])
-        job = candidates.undescribed_job
-        if (known := recall(job, how, store)) is not None and known.tried:
+        store, budget, job = open_store(how.settings), Budget(how.budget), candidates.undescribed_job
+        measures = budget.measures and how.settings.mode != "strict"
+        known = recall(job, how, store)
+        few_were_tried = known is not None and measures and budget.all and known.budget != str(budget)
+        if known is not None and known.tried and not few_were_tried:
             self._count(recalled=True)
             return _chosen_of(candidates, [hold_to(job, how, store, known).config])
         job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
         informing = open_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
         forecasts, model = first_forecasts(job, how, informing)
-        if (
-            not budget.all
-            and candidates.library_is_foreseen
-            and knows_libraries(how)
-            and library_is_sure(job, forecasts, candidates.epilogue_us)
-        ):
+        knows_library = candidates.library_is_foreseen and knows_libraries(how)
+        may_be_sure = knows_library and not budget.all and (measures or known is None)
+        if may_be_sure and library_is_sure(job, forecasts, candidates.epilogue_us):
             self._count(forecast=True)
             return _chosen_of(candidates, [job.space.default])
+        if not measures:
+            job = candidates.unmeasured_job
+            decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
+            self._count(forecast=True)
+            keeps_library = is_library(job.space.default) and not knows_library
+            return _chosen_of(candidates, [job.space.default if keeps_library else decision.config])
         budget.start(len(job.space))
         most = math.inf if budget.all else min(budget.configs_left, budget.limit or int(DEFAULT_BUDGET))
         if candidates.may_go_on_whole and not any(isinstance(f, Forecast) and f.grounded for f in forecasts):

@@ -217,6 +217,25 @@ def test_nothing_is_compiled_where_the_library_is_sure(timed: Timed, monkeypatch
     assert len(timed.lists) == 1
 
 
+@pytest.mark.parametrize("mode", ["strict", "cached"])
+def test_where_the_library_is_sure_nothing_is_left_to_be_tuned(timed: Timed, monkeypatch: Any, mode: str) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    sure()
+    (chosen,) = choices.narrowing._known.values()
+    assert candidates.is_library(chosen.decided)
+    assert not store().exists() or store().pending() == []
+
+
+def test_all_are_timed_though_few_were_before(timed: Timed, monkeypatch: Any) -> None:
+    for budget in ("2", "all", "all", "2"):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
+        as_another_process(monkeypatch)
+        product(m=2048, n=2048)
+    few, every = timed.lists
+    assert len(few) == 1 + 2
+    assert len(every) == decisions()[0].decision.space_size
+
+
 @pytest.mark.parametrize("unsure", ["all", "an epilogue", "few are summed", "float32"])
 def test_templates_are_timed_where_the_library_is_not_sure(timed: Timed, monkeypatch: Any, unsure: str) -> None:
     if unsure == "all":
@@ -313,6 +332,7 @@ def test_a_template_is_chosen_unmeasured_only_where_forecasts_know_the_library(
 
     decide = narrowing.decide
     monkeypatch.setattr(narrowing, "decide", on_a_template)
+    monkeypatch.setattr(narrowing, "library_is_sure", lambda *_: False)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
     lowered(lambda a, b: a @ b, torch.ones(256, k, dtype=dtype), torch.ones(k, 256, dtype=dtype))
     (chosen,) = choices.narrowing._known.values()
