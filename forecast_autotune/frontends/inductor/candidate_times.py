@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,25 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
         return {choice: timings.get(choice, math.inf) for choice in choices}
 
     return benchmarked
+
+
+def timed_on_account(
+    do_autotuning: Callable[..., Any], timed: Callable[[Sequence[Any], Callable[[], Any]], Any]
+) -> Any:
+    """Inductor's method that waits for compilers of an operation's candidates and times them, with what that takes noted.
+
+    Args:
+        do_autotuning: takes candidates by the name `choices`, among others; returns milliseconds by candidate.
+        timed: takes candidates and what times them; returns the like.
+    """
+    signature = inspect.signature(do_autotuning)
+
+    @functools.wraps(do_autotuning)
+    def autotuned(*args: Any, **named: Any) -> Any:
+        choices = signature.bind(*args, **named).arguments["choices"]
+        return timed(choices, lambda: do_autotuning(*args, **named))
+
+    return autotuned
 
 
 def timed_in_this_process(

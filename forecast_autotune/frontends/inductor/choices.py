@@ -225,7 +225,10 @@ def _listen() -> None:
     def times_of(listed: Sequence[Any]) -> dict[Any, float] | None:
         return narrowing.times_of(listed) if is_wanted() and not stood_aside() else None
 
-    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave, times_of)
+    def account(listed: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+        return narrowing.timed(listed, time_them) if is_wanted() and not stood_aside() else time_them()
+
+    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave, times_of, account)
     patch_fusion(lambda: is_wanted() and not stood_aside())
     patch_generated(lambda: is_wanted() and not stood_aside())
     patch_finalizing(alone)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...compilers.no_compile import NoCompiler
-from ...core.budget import Budget
+from ...core.budget import PROCESS_TOTAL, Budget
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.forecast import Abstention, Forecast
@@ -58,6 +58,8 @@ class Trial:
     """Candidates of one product that Inductor was left to time, until it has.
 
     Attributes:
+        spent_s: seconds of choosing them, later also of waiting for their compilers and of timing.
+        began: when Inductor began to wait for their compilers, by `time.perf_counter`.
         left: how many were left behind, for they compiled far longer than the others.
     """
 
@@ -66,7 +68,8 @@ class Trial:
     store: SqliteStore
     forecasts: Mapping[Config, Forecast | Abstention]
     model: str
-    began: float
+    spent_s: float
+    began: float = field(default_factory=time.perf_counter)
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     kept: dict[Config, Outcome] = field(default_factory=dict)
     left: int = 0
@@ -224,6 +227,7 @@ class Narrowing:
             self.counts.passed_on += len(chosen.parameters)
 
     def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
+        began = time.perf_counter()
         store, budget, job = open_store(how.settings), Budget(how.budget), candidates.undescribed_job
         measures = budget.measures and how.settings.mode != "strict"
         known = recall(job, how, store)
@@ -234,7 +238,8 @@ class Narrowing:
         job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
         informing = open_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
-        forecasts, model = first_forecasts(job, how, informing)
+        with PROCESS_TOTAL.running():
+            forecasts, model = first_forecasts(job, how, informing)
         knows_library = candidates.library_is_foreseen and knows_libraries(how)
         may_be_sure = knows_library and not budget.all and (measures or known is None)
         if may_be_sure and library_is_sure(job, forecasts, candidates.epilogue_us):
@@ -252,7 +257,7 @@ class Narrowing:
             most = math.inf
         configs = shortlist(candidates, forecasts, most)
         by_config = dict(zip(job.space, forecasts, strict=True))
-        trial = Trial(candidates, how, store, by_config, model, time.perf_counter())
+        trial = Trial(candidates, how, store, by_config, model, spent_s=time.perf_counter() - began)
         return _chosen_of(candidates, configs, trial)
 
     @staticmethod
@@ -289,12 +294,43 @@ class Narrowing:
                     trial.store.record(trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config))
                 with self._lock:
                     self.counts.timed += len(trial.kept)
+                trial.spent_s += time.perf_counter() - trial.began
                 self._decide(chosen, trial, trial.candidates.epilogue_us)
                 if trial.candidates.epilogue_us > 0 and not is_library(chosen.decided):
                     chosen.charged = trial
                 if chosen.decided not in choices:
                     warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {chosen.decided}", TuningWarning)
             _leave_decided(timings, choices, chosen)
+
+    def timed(self, choices: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+        """Have Inductor wait for an operation's compilers and time it: that is spent on tuning, where it is on trial.
+
+        Once the process has spent its total, the library's function goes on, and nothing is waited for or timed. Ranks that
+        decide together time all the same.
+        """
+        on_trial = ((chosen, trial) for chosen, _ in _by_chosen(choices) if (trial := chosen.trial) is not None)
+        chosen, trial = next(on_trial, (None, None))
+        if chosen is None or trial is None:
+            return time_them()
+        budget = Budget(trial.how.budget, total=PROCESS_TOTAL)
+        if budget.total_left_s <= 0 and not ranks_decide(trial.how) and (timings := self._untimed(chosen, choices)):
+            spent = f"the total of {budget.limits.total_seconds:g} s for this process is spent"
+            trial.store.note_pending(trial.candidates.job, spent)
+            return timings
+        with PROCESS_TOTAL.running():
+            trial.began = time.perf_counter()
+            return time_them()
+
+    def _untimed(self, chosen: Chosen, choices: Sequence[Any]) -> dict[Any, float]:
+        """The library's function decided for without a time, as times that Inductor takes; empty where there is none."""
+        library = next((config for config in chosen.parameters if is_library(config)), None)
+        if library is None:
+            return {}
+        self._count(forecast=True)
+        with self._lock:
+            chosen.trial, chosen.parameters = None, {library: chosen.parameters[library]}
+            chosen.times = {name: 1.0 if name == library else math.inf for name in map(_name_of, choices)}
+        return {choice: chosen.times[_name_of(choice)] for choice in choices}
 
     @staticmethod
     def times_of(choices: Sequence[Any]) -> dict[Any, float] | None:
@@ -436,7 +472,7 @@ def _decision(trial: Trial, saved_us: float) -> Decision:
         tried=set(outcomes),
         compiled=sum(not is_library(config) for config in outcomes),
         budget=str(trial.how.budget),
-        spent_s=time.perf_counter() - trial.began,
+        spent_s=trial.spent_s,
         run=trial.run,
         now=time.time(),
         compiling_s=sum(getattr(outcome, "compile_s", 0.0) for outcome in outcomes.values()),

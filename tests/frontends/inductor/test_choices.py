@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from torch.compiler import config as compiler_config
 
 import forecast_autotune as fa
 from forecast_autotune.cli import doctor
+from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure, Measurement
@@ -215,6 +218,55 @@ def test_nothing_is_compiled_where_the_library_is_sure(timed: Timed, monkeypatch
     monkeypatch.setattr(narrowing, "FAR_SLOWER", 4.0)
     sure(m=1024)
     assert len(timed.lists) == 1
+
+
+def three_products(*, in_one_graph: bool) -> None:
+    x, weights = torch.ones(256, 256), [torch.ones(256 * i, 256 * (i + 1)) for i in (1, 2, 3)]
+    if in_one_graph:
+        lowered(lambda x, a, b, c: torch.relu(torch.relu(torch.relu(x @ a) @ b) @ c), x, *weights)
+    else:
+        for weight in weights:
+            product(m=256, k=len(weight), n=weight.shape[1])
+
+
+@pytest.fixture
+def seconds(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock of our narrowing says; it counts a second for each candidate that is timed."""
+    now = [0.0]
+
+    def ms(place: int) -> float:
+        now[0] += 1.0
+        return 0.1 + 0.01 * place
+
+    timed.ms = ms
+    monkeypatch.setattr(narrowing, "time", SimpleNamespace(perf_counter=lambda: now[0], time=time.time))
+    return now
+
+
+graphs = pytest.mark.parametrize("in_one_graph", [True, False], ids=["one graph", "three graphs"])
+
+
+@graphs
+@pytest.mark.usefixtures("seconds")
+def test_what_a_product_took_counts_once(in_one_graph: bool) -> None:
+    three_products(in_one_graph=in_one_graph)
+    assert [stored.decision.spent_s for stored in decisions()] == [5.0] * 3
+
+
+@graphs
+def test_once_the_process_has_spent_its_total_the_library_goes_on(
+    timed: Timed, seconds: list[float], set_process_total: Any, monkeypatch: pytest.MonkeyPatch, in_one_graph: bool
+) -> None:
+    total = TotalSpent(lambda: seconds[0])
+    set_process_total(total)
+    monkeypatch.setattr(narrowing, "PROCESS_TOTAL", total)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "total=8s")
+    three_products(in_one_graph=in_one_graph)
+    assert len(timed.lists) == len(decisions()) == 2
+    (waiting,) = store().pending()
+    assert waiting.why == "the total of 8 s for this process is spent"
+    *_, last = choices.narrowing._known.values()
+    assert candidates.is_library(last.decided)
 
 
 @pytest.mark.parametrize("mode", ["strict", "cached"])
