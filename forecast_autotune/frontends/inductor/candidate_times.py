@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,52 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
         return {choice: timings.get(choice, math.inf) for choice in choices}
 
     return benchmarked
+
+
+def timed_on_account(
+    do_autotuning: Callable[..., Any], timed: Callable[[Sequence[Any], Callable[[], Any]], Any]
+) -> Any:
+    """Inductor's method that waits for compilers of an operation's candidates and times them, with what that takes noted.
+
+    Args:
+        do_autotuning: takes candidates by the name `choices`, among others; returns milliseconds by candidate.
+        timed: takes candidates and what times them; returns the like.
+    """
+    signature = inspect.signature(do_autotuning)
+
+    @functools.wraps(do_autotuning)
+    def autotuned(*args: Any, **named: Any) -> Any:
+        choices = signature.bind(*args, **named).arguments["choices"]
+        return timed(choices, lambda: do_autotuning(*args, **named))
+
+    return autotuned
+
+
+def timed_in_this_process(
+    lookup: Callable[..., dict[Any, float]], times_of: Callable[[Sequence[Any]], dict[Any, float] | None]
+) -> Any:
+    """Inductor's `lookup` of times, which answers for candidates of ours with those of this process alone.
+
+    Inductor keeps all times on disk, whichever clock told them, and infinite ones of what was left behind.
+
+    Args:
+        lookup: takes candidates, the operation, its inputs, and what times candidates, or None to time nothing; returns
+            milliseconds by candidate.
+        times_of: takes candidates; returns the milliseconds of those that were timed, or None where none is ours.
+    """
+
+    @functools.wraps(lookup)
+    def looked_up(
+        cache: Any, choices: Sequence[Any], op: str, inputs: str, benchmark: Any, *others: Any, **named: Any
+    ) -> Any:
+        known = times_of(choices)
+        if known is None:
+            return lookup(cache, choices, op, inputs, benchmark, *others, **named)
+        if benchmark is None or len(known) == len(choices):
+            return known
+        return benchmark(choices)
+
+    return looked_up
 
 
 def fused_by_our_clock(

@@ -189,14 +189,14 @@ def _listen() -> None:
     from torch._inductor.async_compile import AsyncCompile
 
     def keep(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
-        if not stood_aside():
+        if is_wanted() and not stood_aside():
             try:
                 narrowing.keep(timings, precompile_s)
             except Exception as err:
                 stand_aside(err)
 
     def drop(listed: list[Any]) -> list[Any]:
-        if stood_aside() or getattr(inductor_config, "deterministic", False):
+        if not is_wanted() or stood_aside() or getattr(inductor_config, "deterministic", False):
             return listed
         try:
             passed_on = narrowing.narrowed_rendered(narrowing.without_dropped(listed))
@@ -225,7 +225,13 @@ def _listen() -> None:
         pooled = getattr(choice, "annotations", {}).get(POOLED, False)  # Inductor waits for threads anyway
         return pooled and is_wanted() and not stood_aside() and narrowing.may_leave(choice)
 
-    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave)
+    def times_of(listed: Sequence[Any]) -> dict[Any, float] | None:
+        return narrowing.times_of(listed) if is_wanted() and not stood_aside() else None
+
+    def account(listed: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+        return narrowing.timed(listed, time_them) if is_wanted() and not stood_aside() else time_them()
+
+    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave, times_of, account)
     patch_fusion(lambda: is_wanted() and not stood_aside())
     patch_generated(lambda: is_wanted() and not stood_aside())
     patch_finalizing(alone)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...compilers.no_compile import NoCompiler
-from ...core.budget import Budget
+from ...core.budget import PROCESS_TOTAL, Budget
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.forecast import Abstention, Forecast
@@ -58,6 +58,8 @@ class Trial:
     """Candidates of one product that Inductor was left to time, until it has.
 
     Attributes:
+        spent_s: seconds of choosing them, later also of waiting for their compilers and of timing.
+        began: when Inductor began to wait for their compilers, by `time.perf_counter`.
         left: how many were left behind, for they compiled far longer than the others.
     """
 
@@ -66,7 +68,8 @@ class Trial:
     store: SqliteStore
     forecasts: Mapping[Config, Forecast | Abstention]
     model: str
-    began: float
+    spent_s: float
+    began: float = field(default_factory=time.perf_counter)
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     kept: dict[Config, Outcome] = field(default_factory=dict)
     left: int = 0
@@ -81,6 +84,7 @@ class Chosen:
         of: how many candidates there were.
         charged: the trial that decided for a template, against a library that was charged for an epilogue.
         left: what was left behind for it compiled far longer than the others, by what Inductor calls it.
+        times: milliseconds of what was timed, by config, or by what Inductor calls it where it is none of ours.
     """
 
     parameters: Mapping[Config, tuple[str, Any]]
@@ -88,6 +92,7 @@ class Chosen:
     trial: Trial | None = None
     charged: Trial | None = None
     left: set[str] = field(default_factory=set)
+    times: dict[object, float] = field(default_factory=dict)
 
     @property
     def decided(self) -> Config:
@@ -168,7 +173,7 @@ class Narrowing:
         known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
         chosen = self._known.get(known)
         if chosen is None:
-            candidates = ProductCandidates(lowered, listed, exhaustive(), small=Budget(how.budget).all)
+            candidates = ProductCandidates(lowered, listed, exhaustive())
             chosen = self._remember(known, self._chosen(candidates, how))
         self._count_passed_on(chosen)
         passed_on = []
@@ -222,39 +227,37 @@ class Narrowing:
             self.counts.passed_on += len(chosen.parameters)
 
     def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
-        store = open_store(how.settings)
-        budget = Budget(how.budget)
-        if not budget.measures or how.settings.mode == "strict":
-            job = candidates.unmeasured_job
-            decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
-            self._count(recalled=decision.tried, forecast=not decision.tried)
-            is_foreseen = candidates.library_is_foreseen and knows_libraries(how)
-            keeps_library = is_library(job.space.default) and not is_foreseen
-            config = job.space.default if keeps_library and not decision.tried else decision.config
-            return _chosen_of(candidates, [config])
-        job = candidates.undescribed_job
-        if (known := recall(job, how, store)) is not None and known.tried:
+        began = time.perf_counter()
+        store, budget, job = open_store(how.settings), Budget(how.budget), candidates.undescribed_job
+        measures = budget.measures and how.settings.mode != "strict"
+        known = recall(job, how, store)
+        few_were_tried = known is not None and measures and budget.all and known.budget != str(budget)
+        if known is not None and known.tried and not few_were_tried:
             self._count(recalled=True)
             return _chosen_of(candidates, [hold_to(job, how, store, known).config])
         job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
         informing = open_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
-        forecasts, model = first_forecasts(job, how, informing)
-        if (
-            not budget.all
-            and candidates.library_is_foreseen
-            and knows_libraries(how)
-            and library_is_sure(job, forecasts, candidates.epilogue_us)
-        ):
+        with PROCESS_TOTAL.running():
+            forecasts, model = first_forecasts(job, how, informing)
+        knows_library = candidates.library_is_foreseen and knows_libraries(how)
+        may_be_sure = knows_library and not budget.all and (measures or known is None)
+        if may_be_sure and library_is_sure(job, forecasts, candidates.epilogue_us):
             self._count(forecast=True)
             return _chosen_of(candidates, [job.space.default])
+        if not measures:
+            job = candidates.unmeasured_job
+            decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
+            self._count(forecast=True)
+            keeps_library = is_library(job.space.default) and not knows_library
+            return _chosen_of(candidates, [job.space.default if keeps_library else decision.config])
         budget.start(len(job.space))
         most = math.inf if budget.all else min(budget.configs_left, budget.limit or int(DEFAULT_BUDGET))
         if candidates.may_go_on_whole and not any(isinstance(f, Forecast) and f.grounded for f in forecasts):
             most = math.inf
         configs = shortlist(candidates, forecasts, most)
         by_config = dict(zip(job.space, forecasts, strict=True))
-        trial = Trial(candidates, how, store, by_config, model, time.perf_counter())
+        trial = Trial(candidates, how, store, by_config, model, spent_s=time.perf_counter() - began)
         return _chosen_of(candidates, configs, trial)
 
     @staticmethod
@@ -281,6 +284,7 @@ class Narrowing:
             with self._lock:
                 trial, chosen.trial = chosen.trial, None
             if trial is not None:  # else it is the same product in another layer: it was timed, and is kept
+                chosen.times = {_name_of(choice): ms for choice, ms in timings.items()}
                 trial.left = sum(map(is_left, choices.values()))
                 for config, choice in choices.items():
                     if is_left(choice):
@@ -290,12 +294,53 @@ class Narrowing:
                     trial.store.record(trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config))
                 with self._lock:
                     self.counts.timed += len(trial.kept)
+                trial.spent_s += time.perf_counter() - trial.began
                 self._decide(chosen, trial, trial.candidates.epilogue_us)
                 if trial.candidates.epilogue_us > 0 and not is_library(chosen.decided):
                     chosen.charged = trial
                 if chosen.decided not in choices:
                     warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {chosen.decided}", TuningWarning)
             _leave_decided(timings, choices, chosen)
+
+    def timed(self, choices: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+        """Have Inductor wait for an operation's compilers and time it: that is spent on tuning, where it is on trial.
+
+        Once the process has spent its total, the library's function goes on, and nothing is waited for or timed. Ranks that
+        decide together time all the same.
+        """
+        on_trial = ((chosen, trial) for chosen, _ in _by_chosen(choices) if (trial := chosen.trial) is not None)
+        chosen, trial = next(on_trial, (None, None))
+        if chosen is None or trial is None:
+            return time_them()
+        budget = Budget(trial.how.budget, total=PROCESS_TOTAL)
+        if budget.total_left_s <= 0 and not ranks_decide(trial.how) and (timings := self._untimed(chosen, choices)):
+            spent = f"the total of {budget.limits.total_seconds:g} s for this process is spent"
+            trial.store.note_pending(trial.candidates.job, spent)
+            return timings
+        with PROCESS_TOTAL.running():
+            trial.began = time.perf_counter()
+            return time_them()
+
+    def _untimed(self, chosen: Chosen, choices: Sequence[Any]) -> dict[Any, float]:
+        """The library's function decided for without a time, as times that Inductor takes; empty where there is none."""
+        library = next((config for config in chosen.parameters if is_library(config)), None)
+        if library is None:
+            return {}
+        self._count(forecast=True)
+        with self._lock:
+            chosen.trial, chosen.parameters = None, {library: chosen.parameters[library]}
+            chosen.times = {name: 1.0 if name == library else math.inf for name in map(_name_of, choices)}
+        return {choice: chosen.times[_name_of(choice)] for choice in choices}
+
+    @staticmethod
+    def times_of(choices: Sequence[Any]) -> dict[Any, float] | None:
+        """Milliseconds of those of an operation's choices that were timed in this process, be it in another layer.
+
+        None where none of the choices is on trial, or was.
+        """
+        for chosen, _ in _by_chosen(choices):
+            return {choice: chosen.times[name] for choice in choices if (name := _name_of(choice)) in chosen.times}
+        return None
 
     @staticmethod
     def may_leave(choice: Any) -> bool:
@@ -338,6 +383,12 @@ def _by_chosen(choices: Iterable[Any]) -> list[tuple[Chosen, dict[Config, Any]]]
     return [
         (chosen, {config: choice for choice, (of, config) in marks if of is chosen}) for chosen in all_chosen.values()
     ]
+
+
+def _name_of(choice: Any) -> object:
+    """What a choice is known by in equal operations, whose texts may differ: its config, where it is ours."""
+    mark = getattr(choice, "annotations", {}).get(MARK)
+    return choice.hash_key() if mark is None else mark[1]
 
 
 def _leave_decided(timings: MutableMapping[Any, float], choices: Mapping[Config, Any], chosen: Chosen) -> None:
@@ -421,7 +472,7 @@ def _decision(trial: Trial, saved_us: float) -> Decision:
         tried=set(outcomes),
         compiled=sum(not is_library(config) for config in outcomes),
         budget=str(trial.how.budget),
-        spent_s=time.perf_counter() - trial.began,
+        spent_s=trial.spent_s,
         run=trial.run,
         now=time.time(),
         compiling_s=sum(getattr(outcome, "compile_s", 0.0) for outcome in outcomes.values()),

@@ -29,11 +29,11 @@ class ProductCandidates(Candidates):
     Args:
         lowered: the product.
         listed: Inductor's own candidates; the first is the default that others are compared with.
-        more: further ones; those of a template that is not in Inductor's own list, and those that do not fit, are left out.
-        small: whether those whose tiles are far too small stay in.
+        more: further ones; those of a template that is not in Inductor's own list, those that do not fit, and those whose
+            tiles are far too small, are left out.
     """
 
-    def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any], *, small: bool = True) -> None:
+    def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any]) -> None:
         own = {candidate.template.uid for candidate in listed}
         hardware, product = detect_hardware(str(lowered.device)), lowered.product
         every = [(candidate, knobs_of(candidate)) for candidate in listed]
@@ -41,7 +41,7 @@ class ProductCandidates(Candidates):
         every += [
             (candidate, knobs)
             for candidate, knobs in further
-            if fits(product, knobs, hardware) and (small or not is_too_small(product, knobs, hardware))
+            if fits(product, knobs, hardware) and not is_too_small(product, knobs, hardware)
         ]
         names = tuple(dict.fromkeys(name for _, knobs in every for name in knobs))
         self.parameters = parameters = dict[Config, tuple[str, Any]]()

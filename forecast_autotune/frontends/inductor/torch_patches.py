@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import as_completed
 from typing import Any
 
@@ -14,7 +14,13 @@ import torch
 
 from ...core.fork_safe_lock import fork_safe_lock
 from .cache_key import CACHE_KEY, with_decisions
-from .candidate_times import by_our_clock, fused_by_our_clock, generated_by_our_clock
+from .candidate_times import (
+    by_our_clock,
+    fused_by_our_clock,
+    generated_by_our_clock,
+    timed_in_this_process,
+    timed_on_account,
+)
 from .capture import decide_before
 from .generated import compiled, kept, kept_or_stored, kernels, varied_unless_stored
 from .stragglers import completed_or_left
@@ -93,15 +99,32 @@ def patch_graph_cache() -> None:
             )
 
 
-def patch_benchmarking(is_wanted: Callable[[], bool], may_leave: Callable[[Any], bool]) -> None:
+def patch_benchmarking(
+    is_wanted: Callable[[], bool],
+    may_leave: Callable[[Any], bool],
+    times_of: Callable[[Sequence[Any]], dict[Any, float] | None],
+    timed: Callable[[Sequence[Any], Callable[[], Any]], Any],
+) -> None:
     """Have our clock time Inductor's candidates, once what times them is loaded, and no straggler waited for.
 
     Args:
         may_leave: takes a candidate; whether it may be left behind where it compiles far longer than others.
+        times_of: see `timed_in_this_process`.
+        timed: see `timed_on_account`.
     """
     if (module := _first_look(TIMING)) is None:
         return
     cache: Any = getattr(module, "AlgorithmSelectorCache", None)
+    if _takes(cache, "lookup", "self", "choices", "op", "inputs", "benchmark", "hint_override"):
+        cache.lookup = timed_in_this_process(cache.lookup, times_of)
+    else:
+        log.warning("torch %s looks times up in a way unknown here: old ones count as new", torch.__version__)
+    if "choices" in inspect.signature(getattr(cache, "do_autotuning", lambda: None)).parameters:
+        cache.do_autotuning = timed_on_account(cache.do_autotuning, timed)
+    else:
+        log.warning(
+            "torch %s tunes products in a way unknown here: the process's total does not hold", torch.__version__
+        )
     name, parameters = "benchmark_choices", ("choices", "autotune_args")
     if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
         cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from torch.compiler import config as compiler_config
 
 import forecast_autotune as fa
 from forecast_autotune.cli import doctor
+from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure, Measurement
@@ -123,6 +126,26 @@ def test_the_same_product_in_each_layer_is_one_trial(timed: Timed) -> None:
     assert len(store().detail(stored).touched) == 5
 
 
+def test_the_times_that_inductor_keeps_on_disk_are_not_taken_for_ours(timed: Timed, monkeypatch: Any) -> None:
+    with inductor_config.patch(autotune_local_cache=True):
+        product()
+        as_another_process(monkeypatch)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", f"{store().path.parent}, another")
+        timed.ms = lambda place: 0.3 - 0.01 * place
+        product()
+    assert len(timed.lists) == 2
+    (stored,) = decisions()
+    assert stored.decision.default_us == pytest.approx(300.0)
+
+
+def test_equal_products_of_one_graph_are_timed_once(timed: Timed) -> None:
+    a = torch.ones(256, 256)
+    with inductor_config.patch(benchmark_epilogue_fusion=True):
+        lowered(lambda a, b: torch.relu(torch.relu(a @ b) @ b), a, a)
+    assert choices.narrowing.counts.products == 2
+    assert len(timed.lists) == 1
+
+
 def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: Timed, monkeypatch: Any) -> None:
     monkeypatch.setattr(product_candidates, "_epilogue_us", lambda lowered, _: 50.0 if lowered.epilogue else 0.0)
     timed.ms = lambda place: 0.1 + 0.01 * place
@@ -210,6 +233,74 @@ def test_nothing_is_compiled_where_the_library_is_sure(timed: Timed, monkeypatch
     monkeypatch.setattr(narrowing, "FAR_SLOWER", 4.0)
     sure(m=1024)
     assert len(timed.lists) == 1
+
+
+def three_products(*, in_one_graph: bool) -> None:
+    x, weights = torch.ones(256, 256), [torch.ones(256 * i, 256 * (i + 1)) for i in (1, 2, 3)]
+    if in_one_graph:
+        lowered(lambda x, a, b, c: torch.relu(torch.relu(torch.relu(x @ a) @ b) @ c), x, *weights)
+    else:
+        for weight in weights:
+            product(m=256, k=len(weight), n=weight.shape[1])
+
+
+@pytest.fixture
+def seconds(timed: Timed, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the clock of our narrowing says; it counts a second for each candidate that is timed."""
+    now = [0.0]
+
+    def ms(place: int) -> float:
+        now[0] += 1.0
+        return 0.1 + 0.01 * place
+
+    timed.ms = ms
+    monkeypatch.setattr(narrowing, "time", SimpleNamespace(perf_counter=lambda: now[0], time=time.time))
+    return now
+
+
+graphs = pytest.mark.parametrize("in_one_graph", [True, False], ids=["one graph", "three graphs"])
+
+
+@graphs
+@pytest.mark.usefixtures("seconds")
+def test_what_a_product_took_counts_once(in_one_graph: bool) -> None:
+    three_products(in_one_graph=in_one_graph)
+    assert [stored.decision.spent_s for stored in decisions()] == [5.0] * 3
+
+
+@graphs
+def test_once_the_process_has_spent_its_total_the_library_goes_on(
+    timed: Timed, seconds: list[float], set_process_total: Any, monkeypatch: pytest.MonkeyPatch, in_one_graph: bool
+) -> None:
+    total = TotalSpent(lambda: seconds[0])
+    set_process_total(total)
+    monkeypatch.setattr(narrowing, "PROCESS_TOTAL", total)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "total=8s")
+    three_products(in_one_graph=in_one_graph)
+    assert len(timed.lists) == len(decisions()) == 2
+    (waiting,) = store().pending()
+    assert waiting.why == "the total of 8 s for this process is spent"
+    *_, last = choices.narrowing._known.values()
+    assert candidates.is_library(last.decided)
+
+
+@pytest.mark.parametrize("mode", ["strict", "cached"])
+def test_where_the_library_is_sure_nothing_is_left_to_be_tuned(timed: Timed, monkeypatch: Any, mode: str) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    sure()
+    (chosen,) = choices.narrowing._known.values()
+    assert candidates.is_library(chosen.decided)
+    assert not store().exists() or store().pending() == []
+
+
+def test_all_are_timed_though_few_were_before(timed: Timed, monkeypatch: Any) -> None:
+    for budget in ("2", "all", "all", "2"):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
+        as_another_process(monkeypatch)
+        product(m=2048, n=2048)
+    few, every = timed.lists
+    assert len(few) == 1 + 2
+    assert len(every) == decisions()[0].decision.space_size
 
 
 @pytest.mark.parametrize("unsure", ["all", "an epilogue", "few are summed", "float32"])
@@ -308,6 +399,7 @@ def test_a_template_is_chosen_unmeasured_only_where_forecasts_know_the_library(
 
     decide = narrowing.decide
     monkeypatch.setattr(narrowing, "decide", on_a_template)
+    monkeypatch.setattr(narrowing, "library_is_sure", lambda *_: False)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
     lowered(lambda a, b: a @ b, torch.ones(256, k, dtype=dtype), torch.ones(k, 256, dtype=dtype))
     (chosen,) = choices.narrowing._known.values()
@@ -657,12 +749,16 @@ def test_tiles_that_are_too_small_are_no_candidates(monkeypatch: pytest.MonkeyPa
     assert fewer < 0.7 * all_that_fit
 
 
-@pytest.mark.usefixtures("timed")
-def test_where_all_are_to_be_timed_tiles_that_are_too_small_are_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for budget in ("2", "all"):
-        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
-        monkeypatch.setattr(choices, "narrowing", narrowing.Narrowing())
-        product(m=16384, n=16384)
-    few, every = sorted((stored.decision for stored in decisions()), key=lambda decision: decision.space_size)
-    assert few.space_size < 0.7 * every.space_size
-    assert every.measured == every.space_size
+def test_what_was_decided_by_timing_all_is_known_under_every_budget(timed: Timed, monkeypatch: Any) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "all")
+    product(m=2048, n=2048)
+    (stored,) = decisions()
+    assert stored.decision.measured == stored.decision.space_size == len(timed.lists[0])
+    monkeypatch.delenv("FORECAST_AUTOTUNE_BUDGET")
+    for mode in ("tune", "strict", "cached"):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+        as_another_process(monkeypatch)
+        product(m=2048, n=2048)
+        assert choices.narrowing.counts.recalled == 1
+    assert len(timed.lists) == 1
+    assert store().pending() == []

@@ -21,6 +21,7 @@ from rehearsed_inductor import (
 from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 
+import forecast_autotune as fa
 from forecast_autotune.errors import TuningWarning
 from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor import choices, rendered
@@ -60,6 +61,19 @@ def test_a_convolution_that_is_decided_goes_on_alone(timed: Timed, monkeypatch: 
     assert choices.narrowing.counts.recalled == 1
     convolution(channels=256)
     assert len(timed.lists) == 2
+
+
+def test_after_uninstall_a_convolution_is_inductors_and_its_times_are_not_taken_for_ours(timed: Timed) -> None:
+    with inductor_config.patch(autotune_local_cache=True):
+        fa.uninstall()
+        convolution()
+        assert decisions() == []
+        fa.install(inductor=True)
+        timed.ms = lambda place: 0.3 - 0.01 * place
+        convolution()
+    assert [len(listed) for listed in timed.lists] == [11, 1 + 4]
+    (stored,) = decisions()
+    assert stored.decision.default_us == pytest.approx(300.0)
 
 
 @pytest.mark.parametrize("mode", ["cached", "forecast", "first"])

@@ -178,7 +178,7 @@ def test_what_threads_compile_is_waited_for_though_the_pool_is_ready_by_then(mon
     of_threads, of_the_pool = Choice("early"), Choice("late")
     for name in ("patch_fusion", "patch_generated", "patch_finalizing"):
         monkeypatch.setattr(choices, name, lambda _: None)
-    monkeypatch.setattr(choices, "patch_benchmarking", lambda _, asked: may_leave.append(asked))
+    monkeypatch.setattr(choices, "patch_benchmarking", lambda _, asked, *__: may_leave.append(asked))
     monkeypatch.setattr(choices, "is_wanted", lambda: True)
     monkeypatch.setattr(choices, "narrowing", Narrowing())
     monkeypatch.setattr(choices.narrowing, "may_leave", lambda _: True, raising=False)
