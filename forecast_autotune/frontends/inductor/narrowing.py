@@ -308,29 +308,23 @@ class Narrowing:
         Once the process has spent its total, the library's function goes on, and nothing is waited for or timed. Ranks that
         decide together time all the same.
         """
-        on_trial = ((chosen, trial) for chosen, _ in _by_chosen(choices) if (trial := chosen.trial) is not None)
-        chosen, trial = next(on_trial, (None, None))
+        chosen, ours = next(iter(_by_chosen(choices)), (None, {}))
+        trial = chosen.trial if chosen is not None else None
         if chosen is None or trial is None:
             return time_them()
         budget = Budget(trial.how.budget, total=PROCESS_TOTAL)
-        if budget.total_left_s <= 0 and not ranks_decide(trial.how) and (timings := self._untimed(chosen, choices)):
-            spent = f"the total of {budget.limits.total_seconds:g} s for this process is spent"
-            trial.store.note_pending(trial.candidates.job, spent)
-            return timings
+        library = next(filter(is_library, ours), None)
+        if library is not None and budget.total_left_s <= 0 and not ranks_decide(trial.how):
+            why = f"the total of {budget.limits.total_seconds:g} s for this process is spent"
+            trial.store.note_pending(trial.candidates.job, why)
+            self._count(forecast=True)
+            with self._lock:
+                chosen.trial, chosen.parameters = None, {library: chosen.parameters[library]}
+                chosen.times = {name: 1.0 if name == library else math.inf for name in map(_name_of, choices)}
+            return self.times_of(choices)
         with PROCESS_TOTAL.running():
             trial.began = time.perf_counter()
             return time_them()
-
-    def _untimed(self, chosen: Chosen, choices: Sequence[Any]) -> dict[Any, float]:
-        """The library's function decided for without a time, as times that Inductor takes; empty where there is none."""
-        library = next((config for config in chosen.parameters if is_library(config)), None)
-        if library is None:
-            return {}
-        self._count(forecast=True)
-        with self._lock:
-            chosen.trial, chosen.parameters = None, {library: chosen.parameters[library]}
-            chosen.times = {name: 1.0 if name == library else math.inf for name in map(_name_of, choices)}
-        return {choice: chosen.times[_name_of(choice)] for choice in choices}
 
     @staticmethod
     def times_of(choices: Sequence[Any]) -> dict[Any, float] | None:
