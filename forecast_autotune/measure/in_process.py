@@ -37,6 +37,8 @@ class Trial:
         """Run it once on arguments that nobody has changed; they are put back afterwards. See `Attempt.run`."""
         arguments = self._arguments
         arguments.reset()
+        if detect:
+            arguments.learn_compiled_writes(lambda: self._once(compared=False))
         for i in blank:
             arguments.buffers[i].written = True
             arguments.buffers[i].fill(math.nan)
@@ -130,7 +132,8 @@ class Trial:
         if launch.before is not None:
             launch.before()
         began = time.perf_counter()
-        returned = launch.call()
+        with self._arguments.seeing_writes():
+            returned = launch.call()
         self._clock.synchronize()
         self._last_us = (time.perf_counter() - began) * 1e6
         self._returns = has_tensors(returned)
