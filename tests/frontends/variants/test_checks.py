@@ -223,6 +223,25 @@ def test_what_is_returned_must_be_built_and_placed_alike(default: Any, other: An
     assert re.search(says, message), message
 
 
+def test_a_variant_whose_results_do_not_stay_is_wrong() -> None:
+    workspace: dict[Any, Any] = {}
+
+    def kept(x: Any) -> Any:
+        return torch.mul(x, 2, out=workspace.setdefault(x.shape, torch.empty_like(x)))
+
+    tuned = fa.variants([slowed(lambda x: x * 2), kept])
+    assert "its next call returns the memory of an earlier result" in failure_of(tuned, torch.rand(8))
+    # Nor do the default's here.
+    both = fa.variants([slowed(kept), kept], name="both")
+    both(torch.rand(8))
+    assert chosen(both) == "kept"
+
+
+def test_a_variant_whose_result_autograd_cannot_save_is_wrong() -> None:
+    tuned = fa.variants([slowed(torch.no_grad()(lambda x: x * 2)), torch.inference_mode()(lambda x: x * 2)])
+    assert "output 0 is of inference mode: True, the default's: False" in failure_of(tuned, torch.rand(8))
+
+
 def test_a_dict_in_another_order_with_the_same_values_passes() -> None:
     tuned = fa.variants([slowed(lambda x: {"a": x + 1, "b": x * 2}), lambda x: {"b": x * 2, "a": x + 1}])
     tuned(torch.rand(8))
