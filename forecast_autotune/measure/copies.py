@@ -8,7 +8,7 @@ import random
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AutotuneError
@@ -131,9 +131,11 @@ class CopiedArguments(Buffers):
         if self._shares_state and self._state_in and "torch._dynamo" in sys.modules:
             import torch
 
-            with suppress(Exception), torch.compiler.set_stance("force_eager"):
-                run()
-            self.put_back()
+            try:
+                with torch.compiler.set_stance("force_eager"):
+                    run()
+            finally:
+                self.put_back()
 
     def _note_write(self, tensor: torch.Tensor) -> None:
         if kind_without_copy(tensor) is None:

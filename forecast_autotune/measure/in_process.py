@@ -41,7 +41,10 @@ class Trial:
         arguments = self._arguments
         arguments.reset()
         if detect:
-            arguments.learn_compiled_writes(lambda: self._once(compared=False))
+            try:
+                arguments.learn_compiled_writes(lambda: self._once(compared=False))
+            except (Exception, SystemExit) as err:
+                self._no_answer(err)
         for i in blank:
             arguments.buffers[i].written = True
             arguments.buffers[i].fill(math.nan)
