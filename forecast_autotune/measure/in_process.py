@@ -20,7 +20,7 @@ from .outputs import Outputs, OutputsError, has_tensors, outputs_of, share_memor
 from .process_state import ends_the_program, preserve_process_state
 
 
-class Trial:
+class InProcessAttempt:
     """One candidate: run once and looked at, then timed.
 
     Args:
@@ -251,7 +251,7 @@ class InProcess(BaseMeasurer):
             return
         try:
             with preserve_process_state(draws=self._draws):
-                yield Trial(launch, arguments, clock)
+                yield InProcessAttempt(launch, arguments, clock)
             spoiled = arguments.overrun() is not None
         except BaseException as err:
             if isinstance(err, Exception):

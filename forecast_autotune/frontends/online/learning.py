@@ -15,8 +15,8 @@ from ...core.decision import Decision
 from ...core.outcome import Failure
 from ...errors import AutotuneError
 from ...measure.base import of_memory, raised
+from ...measure.call_turns import Turn
 from ...measure.real_calls import RealCalls
-from ...measure.turns import Turn
 from ...protocols import Compiler, Store
 from ..tuning_lock import tuning_lock
 
