@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -10,6 +11,7 @@ from ..core.decision import Decision
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
 from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
 from .call_tensors import hold_no_data, versions_of_tensors, why_unmeasured, why_untuned
@@ -94,6 +96,7 @@ class TunedCallable:
         self._reached = NO_MODULES
         self._state: Callable[[Sequence[Any]], tuple[Any, ...] | None] = self._first_state
         self._find = self.dispatcher.table.get
+        self._state_refs: list[weakref.ref[Any]] | None = None
         self._untuned_noted = False
 
     @property
@@ -182,7 +185,7 @@ class TunedCallable:
                 turn,
                 launcher,
                 lambda runs: runs.call(*call.args, **call.kwargs),
-                lambda: versions_of_tensors(call.values),
+                lambda: versions_of_tensors([*self._state_tensors(), *tensors_reached(call.values).values()]),
             )
         except Exception as err:
             of_candidate = turn is not None and turn.trial is not None
@@ -195,6 +198,12 @@ class TunedCallable:
             return result
         entry.fallback = None
         return result
+
+    def _state_tensors(self) -> list[Any]:
+        """The tensors that its callables reach, looked for once: a large model takes milliseconds."""
+        if self._state_refs is None:
+            self._state_refs = [weakref.ref(tensor) for tensor in tensors_reached(self.callables).values()]
+        return [tensor for ref in self._state_refs if (tensor := ref()) is not None]
 
     def _key_without_state(self, values: tuple[Any, ...], err: Exception) -> tuple[Any, Any] | None:
         """The key of a call whose tensors have no addresses, such as fake ones; None where there can be none.

@@ -16,6 +16,8 @@ ALIGNMENT = 64  # of torch's CPU allocator; offsets within it are kept, for vect
 CHUNK_BYTES = 16 << 20  # comparing takes temporaries of up to 16 times what is compared
 _GUARD = 0xA5
 _BLANK = ("float64", "float32", "float16", "bfloat16", "complex64", "complex128")
+Region = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Of a storage: sizes, strides and offset, all in elements, and the bytes of an element."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,6 +36,8 @@ class Buffer:
         shape: of the tensor that fills it, for messages and for a scale by rows.
         restored: the kernel reads what it writes there: it is put back before every run.
         written: the default config writes there.
+        regions: of the caller's own memory, where candidates were seen to write: other changes are somebody else's. None
+            where every change is a candidate's.
     """
 
     name: str
@@ -45,12 +49,18 @@ class Buffer:
     restored: bool = False
     written: bool = False
     touched: bool = False  # by the last run
+    regions: set[Region] | None = None
     _changed: tuple[torch.Tensor, ...] | None = field(default=None, repr=False)  # elements of the caller's own
 
     @property
     def now(self) -> torch.Tensor:
-        """What is there now, flat."""
-        return self.memory.contiguous().view(-1)
+        """What is there now, flat; without what others than candidates have changed."""
+        now = self.memory
+        if self.regions is not None:
+            import torch
+
+            now = torch.where(self._own(), now, self.pristine) if self.regions else self.pristine
+        return now.contiguous().view(-1)
 
     @property
     def before(self) -> torch.Tensor:
@@ -72,13 +82,13 @@ class Buffer:
         return self.guarded is not None and self.alone and str(self.memory.dtype).removeprefix("torch.") in _BLANK
 
     def differs(self) -> bool:
-        """Whether it holds other bytes than before any run."""
-        return not equal(self.now, self.before)
+        """Whether candidates have left other bytes there than before any run."""
+        return self.regions != set() and not equal(self.now, self.before)
 
     def note_changed(self) -> None:
         """Keep which elements of the caller's own memory a run has changed: those are put back before every run."""
         if self.guarded is None:
-            self._changed = different(self.memory, self.pristine).nonzero(as_tuple=True)
+            self._changed = self._differing()
 
     def restore(self) -> None:
         """Put back what the next run must not find changed, without waiting for the device."""
@@ -94,7 +104,7 @@ class Buffer:
             self.restore()
         elif self.differs():
             with self._as_it_was_made():
-                changed = different(self.memory, self.pristine).nonzero(as_tuple=True)
+                changed = self._differing()
                 self.memory.index_put_(changed, self.pristine[changed])
 
     def fill(self, values: torch.Tensor | float) -> None:
@@ -123,6 +133,29 @@ class Buffer:
             return ()
         start = self.memory.storage_offset() * self.memory.itemsize
         return self.guarded[:start], self.guarded[start + self.memory.numel() * self.memory.itemsize :]
+
+    def note_write(self, tensor: torch.Tensor) -> None:
+        """A candidate writes to a tensor in the same storage."""
+        if self.regions is not None:
+            self.regions.add((tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.itemsize))
+
+    def _differing(self) -> tuple[torch.Tensor, ...]:
+        """Indices of the elements of the caller's own memory that candidates have changed."""
+        changed = different(self.memory, self.pristine)
+        if self.regions is not None:
+            changed &= self._own()
+        indices: tuple[torch.Tensor, ...] = changed.nonzero(as_tuple=True)
+        return indices
+
+    def _own(self) -> torch.Tensor:
+        """Which elements lie in `regions`; all of them where one was written to as another dtype."""
+        import torch
+
+        elements = self.memory.untyped_storage().nbytes() // self.memory.itemsize
+        own = torch.zeros(elements, dtype=torch.bool, device=self.memory.device)
+        for shape, stride, offset, itemsize in self.regions or ():
+            (own.as_strided(shape, stride, offset) if itemsize == self.memory.itemsize else own).fill_(True)
+        return own.as_strided(self.memory.shape, self.memory.stride(), self.memory.storage_offset())
 
     def _as_it_was_made(self) -> contextlib.AbstractContextManager[object]:
         """In or out of inference mode: a tensor made in it cannot be written outside."""
@@ -165,6 +198,13 @@ class Buffers:
         for buffer in self.buffers:
             buffer.touched = False
             buffer.mend_guard()
+
+    def seeing_writes(self) -> contextlib.AbstractContextManager[object]:
+        """Around a run: have what it writes told from what other threads write meanwhile, where that is to be told."""
+        return contextlib.nullcontext()
+
+    def learn_compiled_writes(self, run: Callable[[], object]) -> None:
+        """See from a run what compiled code in it writes, where that is to be told from what other threads write."""
 
     def detect_writes(self) -> list[Buffer]:
         """The buffers that the last run wrote to; the rest of what it may have written lies in guard zones."""

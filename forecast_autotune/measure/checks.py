@@ -60,7 +60,7 @@ def compare(check: Check, mine: Outputs, its: Outputs) -> str | None:
     """How what a candidate produced differs from the default's, in words; None if the check lets it pass.
 
     A callable decides about values, their types, their strides and whose memory they lie in; what is nested how, what is
-    written and what gradients reach must agree in any case.
+    written, whether results stay and what gradients reach must agree in any case.
     """
     if check is None:
         return None
@@ -70,6 +70,8 @@ def compare(check: Check, mine: Outputs, its: Outputs) -> str | None:
         return f"wrote to {', '.join(more)}, which the default leaves as it was"
     if fewer := [name for name in its.written if name not in mine.written]:
         return f"left {', '.join(fewer)} as it was, which the default writes"
+    if mine.reuses_memory and not its.reuses_memory:
+        return "its next call returns the memory of an earlier result, which would change"
     if wrong := disagreement(check, mine.tensors, its.tensors):
         return wrong
     if not callable(check) and (unlike := _placed_unlike(mine.form, its.form)):
@@ -125,6 +127,7 @@ def _placed_unlike(mine: Any, its: Any) -> str | None:
         ("within", "lies in the memory of {}, the default's of {}"),
         ("shares", "shares memory with output {}, the default's with {}"),
         ("followed", "is followed by autograd: {}, the default's: {}"),
+        ("inference", "is of inference mode: {}, the default's: {}"),
     ):
         if mine.get(key) != its.get(key):
             values = [", ".join(map(str, v)) if isinstance(v, list) else v for v in (mine.get(key), its.get(key))]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..errors import AutotuneError
 from ..processes.machine import usable_memory_bytes
 from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_of
+from .operator_writes import operator_writes
 from .outputs import Gradients, gradients_of
+from .process_state import is_only_thread
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +40,8 @@ class CopiedArguments(Buffers):
         args, kwargs: of the call.
         names: of what is given by position.
         restored, zeroed: names of tensors to put back, and to fill with zeros, before every run.
-        state: tensors that candidates reach by another way: the caller's own, put back where a run has changed them.
+        state: tensors that candidates reach by another way: the caller's own, put back where a run has changed them. While
+            the program has other threads, which may change them too, that is where operators of the run wrote.
         generators: of random numbers, reached so, too; each run draws from them what the first does.
     Raises:
         UnportableError: a tensor cannot be copied, or memory is short.
@@ -81,7 +85,13 @@ class CopiedArguments(Buffers):
         for key, group in groups.items():
             self._buffer_of[key] = _copied(group)
         kept = {(t.data_ptr(), t.shape, t.stride()): (n, t) for n, t in own.items()}
-        super().__init__([*self._buffer_of.values(), *(_borrowed(n, t) for n, t in kept.values())])
+        # The only thread is not joined by another that it does not start itself, in a candidate.
+        self._shares_state = not is_only_thread()
+        self._state_in: dict[int, list[Buffer]] = {}
+        for name, tensor in kept.values():
+            self._state_in.setdefault(_key(tensor), []).append(buffer := _borrowed(name, tensor))
+            buffer.regions = set() if self._shares_state else None
+        super().__init__([*self._buffer_of.values(), *(b for group in self._state_in.values() for b in group)])
         for name in zeroed:
             self._copy_of(tensors[name], pristine=True).zero_()
         for name in (*restored, *zeroed):
@@ -112,6 +122,26 @@ class CopiedArguments(Buffers):
         if self._accumulates:
             self._drop_gradients()
 
+    def seeing_writes(self) -> AbstractContextManager[object]:
+        """See `Buffers.seeing_writes`: of what candidates reach beside their arguments."""
+        return operator_writes(self._note_write) if self._shares_state and self._state_in else nullcontext()
+
+    def learn_compiled_writes(self, run: Callable[[], object]) -> None:
+        """See `Buffers.learn_compiled_writes`: the code is run as plain Python."""
+        if self._shares_state and self._state_in and "torch._dynamo" in sys.modules:
+            import torch
+
+            try:
+                with torch.compiler.set_stance("force_eager"):
+                    run()
+            finally:
+                self.put_back()
+
+    def _note_write(self, tensor: torch.Tensor) -> None:
+        if kind_without_copy(tensor) is None:
+            for buffer in self._state_in.get(_key(tensor), ()):
+                buffer.note_write(tensor)
+
     def put_back(self) -> None:
         """Leave everything as it was before any run: memory, random number generators, gradients."""
         super().put_back()
@@ -123,7 +153,8 @@ class CopiedArguments(Buffers):
         """Of what a run returned or wrote, and those that it has left in `.grad` itself."""
         written = [t for t, made_by in self._followed if t.grad_fn is not made_by]
         leaves = [*self._leaves, *self._state_leaves]
-        reached = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
+        with self.seeing_writes():
+            reached = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
         left = {f"{n}.grad": t.grad.detach().clone() for n, t, g in leaves if t.grad is not None and t.grad is not g}
         self._accumulates |= bool(left)
         return reached if isinstance(reached, str) else {**reached, **left}
@@ -132,7 +163,7 @@ class CopiedArguments(Buffers):
         """Leave the caller's own memory as it was, and hold on to nothing."""
         self.put_back()
         self._given = (), {}
-        self.buffers, self._buffer_of = [], {}
+        self.buffers, self._buffer_of, self._state_in = [], {}, {}
         self._leaves, self._followed, self._state_leaves = [], [], []
 
     def _drop_gradients(self) -> None:
@@ -235,7 +266,8 @@ def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], **others: A
     """Copies of a call's arguments, to make the call with once; what state of its callee changes is put back."""
     arguments = CopiedArguments(args, kwargs, **others)
     try:
-        yield arguments.values()
+        with arguments.seeing_writes():
+            yield arguments.values()
     finally:
         arguments.release()
 

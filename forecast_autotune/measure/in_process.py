@@ -6,6 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..core.config import Config
@@ -15,11 +16,11 @@ from .buffers import Buffer, Buffers, equal, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
-from .outputs import Outputs, OutputsError, has_tensors, outputs_of
+from .outputs import Outputs, OutputsError, has_tensors, outputs_of, share_memory
 from .process_state import ends_the_program, preserve_process_state
 
 
-class Trial:
+class InProcessAttempt:
     """One candidate: run once and looked at, then timed.
 
     Args:
@@ -31,23 +32,37 @@ class Trial:
         self._arguments = arguments
         self._clock = clock
         self._last_us = math.nan
+        self._returned: Any = None  # by the last run
         self._returns = False  # tensors, in the last run
+        self._reuses: bool | None = None  # the memory of its results
 
     def run(self, *, detect: bool = False, blank: Sequence[int] = (), compared: bool = True) -> Ran:
         """Run it once on arguments that nobody has changed; they are put back afterwards. See `Attempt.run`."""
         arguments = self._arguments
         arguments.reset()
+        if detect:
+            try:
+                arguments.learn_compiled_writes(lambda: self._once(compared=False))
+            except (Exception, SystemExit) as err:
+                self._no_answer(err)
         for i in blank:
             arguments.buffers[i].written = True
             arguments.buffers[i].fill(math.nan)
         outputs = self._once(compared=compared, detect=detect)
-        first_us, overrun = self._last_us, arguments.overrun()
+        first_us, overrun, returned = self._last_us, arguments.overrun(), self._returned
         reads: list[str] = []
         if detect and overrun is None:
             written = [b for b in arguments.buffers if b.touched]
             if not written and compared and not self._returns and (written := self._holding_the_answer()):
                 outputs = self._once(compared=True)
             blank, reads = self._detect_reads(written)
+        if outputs is not None and self._returns and overrun is None and self._reuses is None:
+            arguments.reset()
+            self._once(compared=False)
+            self._reuses = share_memory(returned, self._returned, arguments)
+        self._returned = None
+        if outputs is not None:
+            outputs = replace(outputs, reuses_memory=bool(self._reuses))
         arguments.put_back()
         return Ran(outputs=outputs, overrun=overrun, first_us=first_us, blank=tuple(blank), reads=tuple(reads))
 
@@ -130,7 +145,8 @@ class Trial:
         if launch.before is not None:
             launch.before()
         began = time.perf_counter()
-        returned = launch.call()
+        with self._arguments.seeing_writes():
+            self._returned = returned = launch.call()
         self._clock.synchronize()
         self._last_us = (time.perf_counter() - began) * 1e6
         self._returns = has_tensors(returned)
@@ -235,7 +251,7 @@ class InProcess(BaseMeasurer):
             return
         try:
             with preserve_process_state(draws=self._draws):
-                yield Trial(launch, arguments, clock)
+                yield InProcessAttempt(launch, arguments, clock)
             spoiled = arguments.overrun() is not None
         except BaseException as err:
             if isinstance(err, Exception):

@@ -23,7 +23,7 @@ from ..processes.worker import Worker
 from .arguments import Arguments, Snapshot, snapshot
 from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
 from .clocks import Clock, Launch
-from .in_process import Trial, clock_for, raise_if_lost
+from .in_process import InProcessAttempt, clock_for, raise_if_lost
 from .outputs import Outputs
 
 LOAD_TIMEOUT_S = 60.0
@@ -186,7 +186,9 @@ class _Conversation:
         file = self._worker.files.pop(0)
         try:
             tensors = Arguments(ran["outputs"], file, ran["bytes"]).values()
-            return Outputs(form=ran["form"], tensors=tensors, written=ran["written"])
+            return Outputs(
+                form=ran["form"], tensors=tensors, written=ran["written"], reuses_memory=ran["reuses_memory"]
+            )
         finally:
             os.close(file)
 
@@ -219,9 +221,9 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
     while "end" not in command:
         try:
             launch, clock = load(command["candidate"], arguments)
-            trial = Trial(functools.partial(_same, launch), arguments, clock)
+            attempt = InProcessAttempt(functools.partial(_same, launch), arguments, clock)
             channel.send({"loaded": True})
-            command = _try(channel, trial)
+            command = _try(channel, attempt)
         except Exception as err:
             with contextlib.suppress(Exception):
                 print(f"{type(err).__name__}: {err}", flush=True)
@@ -229,18 +231,18 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
             channel.send({"raised": raised(err)[:4000]})
             command = channel.receive()
         # A candidate that corrupted the heap is most often found out when its memory is freed: do that before ending well.
-        launch = trial = None  # type: ignore[assignment]
+        launch = attempt = None  # type: ignore[assignment]
         gc.collect()
 
 
-def _try(channel: Channel, trial: Trial) -> Message:
+def _try(channel: Channel, attempt: InProcessAttempt) -> Message:
     """One candidate's conversation; the first message that is no longer about it."""
     while True:
         command = channel.receive()
         if "detect" in command:
-            _run(channel, trial, command)
+            _run(channel, attempt, command)
         elif "time" in command:
-            _time(channel, trial, command["time"])
+            _time(channel, attempt, command["time"])
         else:
             return command
 
@@ -249,21 +251,22 @@ def _same(launch: Launch) -> Launch:
     return launch
 
 
-def _run(channel: Channel, trial: Trial, command: Message) -> None:
-    ran = trial.run(detect=command["detect"], blank=command["blank"], compared=command["compared"])
+def _run(channel: Channel, attempt: InProcessAttempt, command: Message) -> None:
+    ran = attempt.run(detect=command["detect"], blank=command["blank"], compared=command["compared"])
     message: Message = {"first_us": ran.first_us, "overrun": ran.overrun, "blank": ran.blank, "reads": ran.reads}
     if ran.outputs is None:
         channel.send(message)
         return
     copy = snapshot(ran.outputs.tensors)
     try:
-        message |= {"form": ran.outputs.form, "written": ran.outputs.written}
+        outputs = ran.outputs
+        message |= {"form": outputs.form, "written": outputs.written, "reuses_memory": outputs.reuses_memory}
         channel.send({**message, "outputs": copy.layout, "bytes": copy.size}, [copy.file])
     finally:
         copy.close()
 
 
-def _time(channel: Channel, trial: Trial, limits: Message) -> None:
-    timed = trial.time(**limits)
+def _time(channel: Channel, attempt: InProcessAttempt, limits: Message) -> None:
+    timed = attempt.time(**limits)
     names = ("samples_us", "clock_mhz", "temperature_c", "disturbance")
     channel.send({name: getattr(timed, name) for name in names})

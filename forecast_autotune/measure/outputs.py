@@ -44,6 +44,7 @@ class Outputs:
     tensors: Sequence[torch.Tensor]
     written: Sequence[str]
     gradients: Gradients = dataclasses.field(default_factory=dict)
+    reuses_memory: bool = False  # of its result for that of the next call
 
 
 def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
@@ -58,6 +59,18 @@ def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
         written=[b.name for b in written],
         gradients=arguments.gradients(tensors),
     )
+
+
+def share_memory(one: Any, another: Any, arguments: Buffers) -> bool:
+    """Whether what two calls returned, both held, lies in the same memory, beside that of arguments and of state."""
+    seen: list[set[int]] = []
+    tensors: list[torch.Tensor] = []  # all held: numbers become tensors, whose addresses would be given away
+    for returned in (one, another):
+        begins = len(tensors)
+        _form(returned, tensors, arguments, ())
+        with_memory = [t for t in tensors[begins:] if _has_memory(t) and not arguments.holding(t)]
+        seen.append({t.untyped_storage().data_ptr() for t in with_memory} - {0})
+    return not seen[0].isdisjoint(seen[1])
 
 
 def has_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
@@ -144,18 +157,27 @@ def _names(slots: Any) -> Sequence[str]:
 
 def _place(tensor: torch.Tensor, tensors: Sequence[torch.Tensor], arguments: Buffers) -> dict[str, Any]:
     """How a tensor lies in memory, and in whose."""
-    import torch
-
-    place: dict[str, Any] = {"followed": tensor.requires_grad, "layout": str(tensor.layout)}
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type == "meta":
+    place: dict[str, Any] = {
+        "followed": tensor.requires_grad,
+        "inference": tensor.is_inference(),  # which autograd cannot save
+        "layout": str(tensor.layout),
+    }
+    if not _has_memory(tensor):
         return place
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     place["stride"] = [stride if size > 1 and tensor.numel() else 0 for size, stride in pairs]
     place["within"] = arguments.holding(tensor)
     start = tensor.untyped_storage().data_ptr()
-    same = (i for i, t in enumerate(tensors[:-1]) if t.layout == torch.strided and not t.is_nested)
+    same = (i for i, t in enumerate(tensors[:-1]) if _has_memory(t))
     place["shares"] = next((i for i in same if start and tensors[i].untyped_storage().data_ptr() == start), None)
     return place
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it lies in one piece of memory."""
+    import torch
+
+    return tensor.layout == torch.strided and not tensor.is_nested and tensor.device.type != "meta"
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:

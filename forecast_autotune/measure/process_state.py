@@ -37,7 +37,7 @@ def preserve_process_state(*, draws: bool = True) -> Iterator[None]:
         draws: whether the candidate may draw random numbers from the process's generators. Where it cannot, these are
             left alone: other threads draw from them.
     """
-    kept = [*_of_this_thread(), *(_randomness() if draws else ()), *(_of_the_process() if _alone() else ())]
+    kept = [*_of_this_thread(), *(_randomness() if draws else ()), *(_of_the_process() if is_only_thread() else ())]
     with contextlib.ExitStack() as way_out:
         for read, put in kept:
             with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
@@ -69,7 +69,7 @@ def _put_back(put: Put, before: Any) -> None:
         log.debug("what a candidate may have changed cannot be put back: %s: %s", type(err).__name__, err)
 
 
-def _alone() -> bool:
+def is_only_thread() -> bool:
     """Whether no thread runs beside this one but the package's own, which change nothing here."""
     others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
     return all(thread.name.startswith(("forecast_autotune", "forecast-autotune")) for thread in others)

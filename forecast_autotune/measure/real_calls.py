@@ -21,8 +21,8 @@ from ..core.config import Config
 from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
 from .call_account import CallAccount
 from .call_events import Event
+from .call_turns import CallTrial, Pair, Turn
 from .head_start import HeadStart
-from .turns import Pair, Trial, Turn
 
 LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
@@ -128,7 +128,7 @@ class RealCalls:
         self._last_us = math.nan  # the incumbent's newest time
         self._loads_us: dict[bool, list[float]] = {True: [], False: []}  # by whether the config was ready
         self._compares_us: list[float] = []
-        self._trial: Trial | None = None
+        self._trial: CallTrial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
         self._turns = self._strays = 0  # calls; pairs whose second call never came
         # Of the first incumbent: calls in turn that told nothing, and calls that could not be timed.
@@ -167,7 +167,7 @@ class RealCalls:
             level_us = self._levels_us.get(config, math.nan)
             if final and level_us > FAR * self._levels_us[self.incumbent]:
                 return Measurement(samples_us=(level_us,))
-        trial = Trial(config, early_stop_us, final)
+        trial = CallTrial(config, early_stop_us, final)
         try:
             trial.is_ready = self._load(config)
         except Exception as err:  # its first call says whether the config is to blame
@@ -288,7 +288,7 @@ class RealCalls:
         self._earn(min(self._levels_us[self.incumbent], self._last_us))
         return Turn(self, self.incumbent)
 
-    def _candidate(self, trial: Trial, stream: Hashable) -> Turn | None:
+    def _candidate(self, trial: CallTrial, stream: Hashable) -> Turn | None:
         """A call of the candidate, or the first of a pair with it; None where it is not its time."""
         most = FINAL_PAIRS if trial.final else MOST_PAIRS
         room = min(OPEN_PAIRS, most - len(trial.samples_us))
@@ -344,7 +344,7 @@ class RealCalls:
         pair.trial.open_pairs -= not pair.closed
         pair.closed = True
 
-    def _fail(self, trial: Trial, stage: str, message: str) -> None:
+    def _fail(self, trial: CallTrial, stage: str, message: str) -> None:
         if trial.outcome is None:
             trial.outcome = Failure(stage=stage, message=message, transient=True)
             self._changed.notify_all()
@@ -357,12 +357,12 @@ class RealCalls:
             return Turn(self, self.incumbent)
         return Turn(self, self.incumbent, timed=True, pair=pair)
 
-    def _cost_us(self, trial: Trial) -> float:
+    def _cost_us(self, trial: CallTrial) -> float:
         """What the next call of a candidate is expected to cost beyond the incumbent's time, with that of its pair."""
         heads_us = map(self.head_start.cost_us, (trial.config, self.incumbent))
         return sum(heads_us) + self._beyond_us(trial)
 
-    def _beyond_us(self, trial: Trial) -> float:
+    def _beyond_us(self, trial: CallTrial) -> float:
         level_us = self._levels_us[self.incumbent]
         if trial.samples_us:
             return max(0.0, statistics.median(trial.samples_us) - level_us)
@@ -547,7 +547,7 @@ class RealCalls:
                 self._levels_us[self.incumbent] = statistics.median(self._first_us)
                 self._earn(sum(min(each, self._levels_us[self.incumbent]) for each in self._first_us))
 
-    def _of_candidate(self, turn: Turn, trial: Trial, us: float) -> None:
+    def _of_candidate(self, turn: Turn, trial: CallTrial, us: float) -> None:
         reference_us = self._last_us
         if turn.pair is not None:
             turn.pair.candidate_us = us
@@ -588,7 +588,7 @@ class RealCalls:
             if self._is_enough(trial):
                 self._finish(trial, tuple(trial.samples_us))
 
-    def _is_enough(self, trial: Trial) -> bool:
+    def _is_enough(self, trial: CallTrial) -> bool:
         samples, level_us = trial.samples_us, self._levels_us[self.incumbent]
         if trial.final:
             return len(samples) >= FINAL_PAIRS
@@ -600,7 +600,7 @@ class RealCalls:
         gap = abs(seen.median_us / level_us - 1)
         return gap > APART * seen.relative_error + TIE_MARGIN or APART * seen.relative_error < TIE_MARGIN
 
-    def _finish(self, trial: Trial, samples_us: tuple[float, ...]) -> None:
+    def _finish(self, trial: CallTrial, samples_us: tuple[float, ...]) -> None:
         trial.outcome = Measurement(samples_us=samples_us, run_s=trial.run_us * 1e-6)
         self._changed.notify_all()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,6 +123,20 @@ def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> No
     state[5] = 7  # by somebody else
     buffer.restore()
     assert state.tolist() == [0, 1, 2, 3, 4, 7, 6, 7]
+
+
+def test_beside_other_threads_only_what_operators_of_a_run_wrote_is_put_back() -> None:
+    state = torch.zeros(4, 4)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(int).result()
+        arguments = CopiedArguments((), state={"state": state})
+        with arguments.seeing_writes():
+            state[1] += 1
+            other.submit(state[2].fill_, 7).result()
+        (buffer,) = arguments.detect_writes()
+        assert buffer.output.tolist() == [0.0] * 4 + [1.0] * 4 + [0.0] * 8
+        arguments.release()
+    assert state.tolist() == [[0.0] * 4, [0.0] * 4, [7.0] * 4, [0.0] * 4]
 
 
 def test_stand_in_outputs_are_finite_in_range_and_differ_everywhere() -> None:

@@ -21,7 +21,7 @@ from forecast_autotune.measure.arguments import Arguments, snapshot
 from forecast_autotune.measure.base import CheckError
 from forecast_autotune.measure.clocks import EARLY_STOP_SAMPLES, CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, UnportableError
-from forecast_autotune.measure.in_process import InProcess, Trial
+from forecast_autotune.measure.in_process import InProcess, InProcessAttempt
 from forecast_autotune.measure.isolated import Isolated, extension_trials
 from forecast_autotune.processes import worker
 from forecast_autotune.processes.fork_server import fork_server
@@ -191,13 +191,13 @@ def test_an_in_place_kernel_starts_every_repeat_from_the_original() -> None:
 
     taken = snapshot([torch.ones(4)])
     arguments = Arguments(taken.layout, taken.file, taken.size)
-    trial = Trial(lambda: Launch(call=lambda: double(*arguments.values())), arguments, CpuClock())
+    attempt = InProcessAttempt(lambda: Launch(call=lambda: double(*arguments.values())), arguments, CpuClock())
     taken.close()
-    outputs = trial.run().outputs
+    outputs = attempt.run().outputs
     assert outputs is not None
     (output,) = outputs.tensors
     assert output.tolist() == [2.0] * 4
-    assert len(trial.time().samples_us) >= 5
+    assert len(attempt.time().samples_us) >= 5
     assert set(seen) == {1.0}
 
 

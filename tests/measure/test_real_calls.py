@@ -21,7 +21,7 @@ from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.frontends.online.learning import Learning
-from forecast_autotune.measure import head_start, real_calls, turns
+from forecast_autotune.measure import call_turns, head_start, real_calls
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
 
 DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
@@ -168,7 +168,7 @@ def test_what_holds_the_host_up_within_a_call_is_no_time_of_the_kernels(monkeypa
     allowance, device = Allowance(), Device()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
-    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(call_turns, "time", clock)
     calls = make_calls(device, allowance=allowance)
     outcomes: list[object] = []
     configs = (DEFAULT, FAST)
@@ -231,7 +231,7 @@ class HostBound:
         self.kept_busy: list[float] = []
         clock = SimpleNamespace(perf_counter=lambda: self.device.host_us * 1e-6, monotonic=time.monotonic)
         monkeypatch.setattr(real_calls, "time", clock)
-        monkeypatch.setattr(turns, "time", clock)
+        monkeypatch.setattr(call_turns, "time", clock)
         monkeypatch.setattr(head_start, "time", clock)
 
         def keep_busy(seconds: float) -> None:
@@ -601,7 +601,7 @@ def test_whatever_a_candidate_raises_the_call_runs_under_the_best_known(monkeypa
     device, allowance = Device(), Allowance()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
-    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(call_turns, "time", clock)
     calls = make_calls(device, allowance=allowance)
     learning = learning_of(calls)
 
@@ -774,7 +774,7 @@ def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(m
     device = Device()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
     monkeypatch.setattr(real_calls, "time", clock)
-    monkeypatch.setattr(turns, "time", clock)
+    monkeypatch.setattr(call_turns, "time", clock)
     calls = make_calls(device)
     taken = []
     for _ in range(20):

@@ -19,8 +19,8 @@ from forecast_autotune.core.outcome import Evidence, Failure, Measurement
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.replay_runner import HistoryStore
 from forecast_autotune.frontends.online.unhurried import RememberingPolicy
+from forecast_autotune.measure.call_turns import Turn
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
-from forecast_autotune.measure.turns import Turn
 from forecast_autotune.protocols import Policy, Surrogate, without_limit
 from forecast_autotune.tuning.loop import tune
 

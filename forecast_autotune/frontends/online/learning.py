@@ -15,8 +15,8 @@ from ...core.decision import Decision
 from ...core.outcome import Failure
 from ...errors import AutotuneError
 from ...measure.base import of_memory, raised
+from ...measure.call_turns import Turn
 from ...measure.real_calls import RealCalls
-from ...measure.turns import Turn
 from ...protocols import Compiler, Store
 from ..tuning_lock import tuning_lock
 
@@ -138,18 +138,18 @@ class Learning:
             turn: None for a call that teaches nothing.
             launcher: of the config that the call runs.
             make: makes the call by a launcher.
-            written: tells what changes when the call's arguments are written to. A call that has written to them before its
-                candidate raised is not made again.
+            written: tells what changes when the call writes to its arguments or to state. A call that has written there
+                before its candidate raised is not made again.
         Raises:
             Exception: what the call raises: under the best known config too, where a candidate was tried.
         """
         if turn is None:
             return make(launcher)
         try:
+            before = None if turn.trial is None else written()  # takes time, which is not the candidate's
             turn.begin()
             if turn.dropped:
                 return make(self.best())
-            before = None if turn.trial is None else written()
             try:
                 result = make(launcher)
             except Exception as err:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,22 @@ def test_what_another_thread_adds_to_an_argument_meanwhile_stays() -> None:
     assert weights.tolist() == [float(len(runs))] * 8
 
 
+def test_what_another_thread_adds_to_state_meanwhile_stays() -> None:
+    served, runs = torch.zeros(8), []
+    with ThreadPoolExecutor(1) as other:
+        other.submit(int).result()
+
+        def beside(x: Any) -> Any:
+            other.submit(served.add_, 1).result()
+            runs.append(1)
+            return x * 2
+
+        double = fa.variants([beside, lambda x: beside(x) + 0])
+        double(torch.ones(8))
+    assert served.tolist() == [float(len(runs))] * 8
+    assert next(iter(double.decisions.values())).failed == 0
+
+
 def converging(x: Any) -> Any:
     y = x
     for _ in range(1000):
@@ -204,6 +221,25 @@ def test_what_is_returned_must_be_built_and_placed_alike(default: Any, other: An
     with torch.no_grad():
         message = failure_of(tuned, torch.rand(8, 8))
     assert re.search(says, message), message
+
+
+def test_a_variant_whose_results_do_not_stay_is_wrong() -> None:
+    workspace: dict[Any, Any] = {}
+
+    def kept(x: Any) -> Any:
+        return torch.mul(x, 2, out=workspace.setdefault(x.shape, torch.empty_like(x)))
+
+    tuned = fa.variants([slowed(lambda x: x * 2), kept])
+    assert "its next call returns the memory of an earlier result" in failure_of(tuned, torch.rand(8))
+    # Nor do the default's here.
+    both = fa.variants([slowed(kept), kept], name="both")
+    both(torch.rand(8))
+    assert chosen(both) == "kept"
+
+
+def test_a_variant_whose_result_autograd_cannot_save_is_wrong() -> None:
+    tuned = fa.variants([slowed(torch.no_grad()(lambda x: x * 2)), torch.inference_mode()(lambda x: x * 2)])
+    assert "output 0 is of inference mode: True, the default's: False" in failure_of(tuned, torch.rand(8))
 
 
 def test_a_dict_in_another_order_with_the_same_values_passes() -> None:
@@ -314,7 +350,20 @@ def test_variants_that_work_in_place_leave_the_gradient_right() -> None:
 # State beside the arguments -----------------------------------------------------------------------------------------
 
 
-def test_state_of_a_module_is_as_after_one_call() -> None:
+def out_of_sight(graph: Any, inputs: Any) -> Any:
+    """A backend of `torch.compile` whose code runs no operator that a mode sees, as kernels do not."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def run(*args: Any) -> Any:
+        with _disable_current_modes():
+            return graph(*args)
+
+    return run
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("others", [0, 1])
+def test_state_of_a_module_is_as_after_one_call(others: int, is_compiled: bool) -> None:
     x = torch.randn(64, 8) + 3
     untuned, norm = torch.nn.BatchNorm1d(8), torch.nn.BatchNorm1d(8)
 
@@ -323,8 +372,14 @@ def test_state_of_a_module_is_as_after_one_call() -> None:
         mean, variance = norm.running_mean, norm.running_var
         return torch.batch_norm(x, norm.weight, norm.bias, mean, variance, True, 0.1, 1e-5, False)
 
-    tuned = fa.variants([lambda x: norm(x), other])
-    torch.testing.assert_close(tuned(x), untuned(x))
+    def first(x: Any) -> Any:
+        return norm(x)
+
+    compiled = torch.compile(first, backend=out_of_sight) if is_compiled else first
+    tuned = fa.variants([compiled, other])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        torch.testing.assert_close(tuned(x), untuned(x))
     assert int(norm.num_batches_tracked) == 1
     torch.testing.assert_close(norm.running_mean, untuned.running_mean)
     assert next(iter(tuned.decisions.values())).failed == 0

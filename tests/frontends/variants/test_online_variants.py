@@ -8,6 +8,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -183,23 +184,35 @@ def test_an_error_that_is_the_calls_own_reaches_the_caller() -> None:
     assert (decision.config["variant"], decision.failed) == ("quick_or_error", 0)
 
 
-def test_a_call_that_has_written_before_its_candidate_raised_is_not_made_again() -> None:
-    def adds(x: Any) -> Any:
-        time.sleep(SLOW_S)
-        return x.add_(1)
+@dataclass
+class Record:
+    total: Any
 
-    def adds_and_raises(x: Any) -> Any:
-        x.add_(1)
+
+@pytest.mark.parametrize("place", ["argument", "record", "state"])
+def test_a_call_that_has_written_before_its_candidate_raised_is_not_made_again(place: str) -> None:
+    x = torch.zeros(64)
+    given = {"argument": x, "record": Record(x), "state": torch.ones(64)}[place]
+
+    def written(given: Any) -> Any:
+        return {"argument": given, "record": getattr(given, "total", None), "state": x}[place]
+
+    def adds(given: Any) -> Any:
+        time.sleep(SLOW_S)
+        return written(given).add_(1)
+
+    def adds_and_raises(given: Any) -> Any:
+        written(given).add_(1)
         raise RuntimeError("too late")
 
-    tuned, x = fa.variants([adds, adds_and_raises], key="x", check=None, mode="online"), torch.zeros(64)
+    tuned = fa.variants([adds, adds_and_raises], key=lambda given: 64, check=None, mode="online")
     calls, raised = 0, 0
 
     def call() -> None:
         nonlocal calls, raised
         calls += 1
         try:
-            tuned(x)
+            tuned(given)
         except RuntimeError:
             raised += 1
 

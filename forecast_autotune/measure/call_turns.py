@@ -31,7 +31,7 @@ class Turn:
     calls: RealCalls
     config: Config
     timed: bool = False
-    trial: Trial | None = None  # that the config is a candidate of
+    trial: CallTrial | None = None  # that the config is a candidate of
     pair: Pair | None = None
     first: bool = False  # of the config
     hold: Hold | None = None
@@ -126,7 +126,7 @@ class Turn:
 class Pair:
     """A call of a candidate and one of what would have run, one after the other on one stream, in an order that is drawn."""
 
-    trial: Trial
+    trial: CallTrial
     candidate_first: bool
     hold: Hold
     opened: int  # at which call
@@ -140,7 +140,7 @@ class Pair:
 
 
 @dataclass(slots=True, eq=False)
-class Trial:
+class CallTrial:
     """One config that is being timed: its samples, as times on the scale of the run."""
 
     config: Config
