@@ -23,6 +23,7 @@ from ..core.decision import FIRST_RETRY_S, Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
+from ..core.signal_handlers import raised_by_signal_handler
 from ..core.text import shown
 from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
@@ -256,6 +257,8 @@ class Dispatcher:
             except (CacheMissError, InvalidInputError, NoWorkingConfigError):
                 raise
             except Exception as err:
+                if raised_by_signal_handler(err):
+                    raise
                 log.debug("tuning failed", exc_info=True)
                 self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
                 return undecided
@@ -375,6 +378,8 @@ class Dispatcher:
         try:
             result = entry.launcher.call(*args, **kwargs)
         except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
             result = fallback[0].call(*args, **kwargs)  # where this raises too, it is the call, and the choice stays
             self.fall_back(key, entry, err)
             return result

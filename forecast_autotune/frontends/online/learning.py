@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
-import traceback
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -13,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.outcome import Failure
+from ...core.signal_handlers import raised_by_signal_handler
 from ...errors import AutotuneError
 from ...measure.base import of_memory, raised
 from ...measure.real_calls import RealCalls
@@ -115,6 +114,9 @@ class Learning:
         try:
             failure = self._compared(turn.config, call)
         except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
+            if raised_by_signal_handler(err):
+                turn.drop()
+                raise
             log.debug("%s is not compared", turn.config, exc_info=True)
             failure = Failure(stage="check", message=f"it cannot be compared with the default: {err}", transient=True)
         except BaseException:
@@ -154,7 +156,7 @@ class Learning:
                 result = make(launcher)
             except Exception as err:
                 turn.note_host()
-                if turn.trial is None or _is_the_programs(err):
+                if turn.trial is None or raised_by_signal_handler(err):  # it may have been launched before
                     raise
                 if written() != before:
                     turn.failed(raised(err), transient=True)
@@ -182,13 +184,6 @@ class Learning:
     def best(self) -> Any:
         """The launcher of the best known config."""
         return self._launcher(self.calls.incumbent)
-
-
-def _is_the_programs(err: BaseException) -> bool:
-    """Whether a handler of signals has raised: that is the program's, and the kernel may have been launched before."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
-    frames = traceback.walk_tb(err.__traceback__)
-    return bool(handlers) and any(frame.f_code in handlers for frame, _ in frames)
 
 
 def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) -> Failure | None:

@@ -866,3 +866,29 @@ def test_a_program_asked_to_end_while_tuning_ends_and_blames_no_config(handler: 
     assert told_to_end
     assert torch.equal(function(X), 2 * X)
     assert only_decision(function).config["variant"] == "in_time"
+
+
+def test_an_error_of_a_signal_handler_reaches_the_caller_and_blames_no_config() -> None:
+    """Such as the deadline of a request."""
+    met = False
+
+    def in_time(x: Any, factor: float = 2.0) -> Any:
+        nonlocal met
+        if not met:
+            met = True
+            signal.raise_signal(signal.SIGALRM)
+        return x * factor
+
+    def late(*_: object) -> None:
+        raise TimeoutError("the request took too long")
+
+    function = fa.variants([in_time, wrong], name="with_a_deadline", key="x", budget="all")
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with pytest.raises(TimeoutError, match="too long"):
+            function(X)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert function.decisions == {}
+    assert torch.equal(function(X), 2 * X)
+    assert only_decision(function).config["variant"] == "in_time"
