@@ -27,6 +27,7 @@ from ..core.signal_handlers import raised_by_signal_handler
 from ..core.text import shown
 from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..measure.observers import has_saved_tensor_hooks, unobserved
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Store, Surrogate
 from ..remote.fleet_store import open_store
@@ -221,9 +222,11 @@ class Dispatcher:
         how = self.request()
         if unmeasured:
             how = replace(how, budget=NOTHING, unmeasured=unmeasured)
+        if has_saved_tensor_hooks():
+            how = replace(how, learns=None)
         began = time.perf_counter()
         provisional = Provisional(why=unmeasured) if unmeasured else None
-        with show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
+        with unobserved(), show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
             tuning = self._door.tuning(call, how)
             undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
             if how.settings.mode == "first" or unmeasured == EMPTY:

@@ -14,6 +14,7 @@ from ...core.outcome import Failure
 from ...core.signal_handlers import raised_by_signal_handler
 from ...errors import AutotuneError
 from ...measure.base import of_memory, raised
+from ...measure.observers import has_saved_tensor_hooks, unobserved
 from ...measure.real_calls import RealCalls
 from ...measure.turns import Turn
 from ...protocols import Compiler, Store
@@ -92,9 +93,13 @@ class Learning:
         """Whether calls came that teach nothing."""
 
     def teaches(self, call: Any) -> bool:
-        """Whether configs are built for a call: one that is not would wait for a compiler under each that it tries."""
+        """Whether a call may try configs: they are built for it, and nothing keeps what it saves for a backward pass.
+
+        A call for which they are not built would wait for a compiler under each that it tries. A checkpoint makes a call
+        again, and both must save the same.
+        """
         try:
-            built = self._is_built_for(call)
+            built = self._is_built_for(call) and not has_saved_tensor_hooks()
         except Exception:  # the launch will raise it, too
             log.debug("a call is not looked into", exc_info=True)
             built = False
@@ -194,7 +199,7 @@ def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) ->
     Raises:
         AutotuneError: they cannot be compared now.
     """
-    with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), measuring as measurer:
+    with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), unobserved(), measuring as measurer:
         if not locked:
             raise AutotuneError("another thread is timing")
         failure: Failure | None = measurer.verify(config)

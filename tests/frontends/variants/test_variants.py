@@ -892,3 +892,53 @@ def test_an_error_of_a_signal_handler_reaches_the_caller_and_blames_no_config() 
     assert function.decisions == {}
     assert torch.equal(function(X), 2 * X)
     assert only_decision(function).config["variant"] == "in_time"
+
+
+def test_what_is_tried_is_seen_by_no_mode_and_no_hook_of_the_caller() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def apart(x: Any, w: Any) -> Any:
+        time.sleep(LAZY_S)
+        return (x @ w) * torch.sigmoid(x @ w)
+
+    def together(x: Any, w: Any) -> Any:
+        return torch.nn.functional.silu(x @ w)
+
+    function = fa.variants([apart, together], name="observed", key="x", budget="all")
+    w = torch.randn(64, 64, requires_grad=True)
+    saved: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        saved.append(tensor)
+        return tensor.detach()
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with FlopCounterMode(display=False) as first, hooks:
+        function(X, w)
+    saved_first = len(saved)
+    with FlopCounterMode(display=False) as second, hooks:
+        function(X, w)
+    assert only_decision(function).measured == 2
+    assert first.get_total_flops() == second.get_total_flops() > 0
+    assert len(saved) == 2 * saved_first > 0
+
+
+def test_the_first_step_of_a_checkpointed_block_is_tuned() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    w = torch.randn(64, 64, requires_grad=True)
+
+    def first(x: Any) -> Any:
+        return torch.nn.functional.silu(x @ w)
+
+    def second(x: Any) -> Any:
+        return (x @ w) * torch.sigmoid(x @ w)
+
+    function = fa.variants([first, second], name="block", key="x", budget="all")
+    gradients = []
+    for block in (first, function):
+        w.grad = None
+        checkpoint(block, X, use_reentrant=False).sum().backward()
+        gradients.append(w.grad)
+    assert only_decision(function).measured == 2
+    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
