@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
+class AnotherThreadError(AutotuneError):
+    """Another thread is timing, or comparing, at this moment."""
+
+
 class Learnable(Protocol):
     """A call as far as it is kept once it is over, to learn its key: no tensor of it."""
 
@@ -112,12 +116,15 @@ class Learning:
         return turn, self._launcher(turn.config)
 
     def passes(self, turn: Turn, call: Any) -> bool:
-        """Whether a turn may launch its config: one that does not compute what the default does is out."""
+        """Whether a turn may launch its config, now: one that does not compute what the default does is out."""
         if not turn.to_compare:
             return True
         began = time.perf_counter()
         try:
             failure = self._compared(turn.config, call)
+        except AnotherThreadError:
+            turn.put_off()
+            return False
         except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
             if raised_by_signal_handler(err):
                 turn.drop()
@@ -197,11 +204,12 @@ def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) ->
     Args:
         measuring: gives the measurer that compares.
     Raises:
-        AutotuneError: they cannot be compared now.
+        AnotherThreadError: another thread is timing: a later call may be compared.
+        AutotuneError: they cannot be compared.
     """
     with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), unobserved(), measuring as measurer:
         if not locked:
-            raise AutotuneError("another thread is timing")
+            raise AnotherThreadError("another thread is timing")
         failure: Failure | None = measurer.verify(config)
         if not measurer.can_compare:
             raise AutotuneError("the default does not run on copies")
