@@ -346,7 +346,9 @@ class Dispatcher:
                     watched.tuned(job, decision, measured_here=here, is_stored=store is not self._memory)
             learnable.decided(decision, store, seconds=time.perf_counter() - began)
 
-        return Learning(calls, learnable.launcher, learnable.compared, learnable.is_built_for, decide)
+        return Learning(
+            calls, learnable.launcher, learnable.compared, learnable.is_built_for, decide, partial(self.settle, entry)
+        )
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:

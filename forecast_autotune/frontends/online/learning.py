@@ -80,6 +80,7 @@ class Learning:
         launcher: makes calls under a config of the job.
         compared, is_built_for: see `Learnable`.
         decide: runs the loop, in the key's thread; its result is what the key runs from then on.
+        settle: has the key hold no more of this once it is over.
     """
 
     def __init__(
@@ -89,10 +90,14 @@ class Learning:
         compared: Callable[[Config, Any], Failure | None],
         is_built_for: Callable[[Any], bool],
         decide: Callable[[], None],
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self.calls = calls
         self._launcher, self._compared, self._is_built_for = launcher, compared, is_built_for
         self.decide = decide
+        self._settle = settle
+        self.called_at = time.monotonic()
+        """When the key was called last, as far as its calls ask what to run."""
         self.meets_others = False
         """Whether calls came that teach nothing."""
 
@@ -102,6 +107,7 @@ class Learning:
         A call for which they are not built would wait for a compiler under each that it tries. A checkpoint makes a call
         again, and both must save the same.
         """
+        self.called_at = time.monotonic()
         try:
             built = self._is_built_for(call) and not has_saved_tensor_hooks()
         except Exception:  # the launch will raise it, too
@@ -192,6 +198,12 @@ class Learning:
             raise
         turn.failed(raised(err), transient=of_memory(err))
         return result
+
+    def end(self, *, makes_way: bool = False) -> None:
+        """Learn nothing more; a key that makes way is taken up again at its next call."""
+        self.calls.made_way |= makes_way
+        self.calls.end()
+        self._settle()
 
     def best(self) -> Any:
         """The launcher of the best known config."""
