@@ -14,6 +14,7 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Evidence, Failure
+from ..core.signal_handlers import raised_by_signal_handler
 from ..processes.endings import WorkersUnavailableError
 from ..protocols import without_limit
 from .triton_evidence import evidence, out_of_resources
@@ -286,4 +287,6 @@ class TritonCompiler(SourceCompiler):
 
 
 def _failure(err: Exception, seconds: float) -> Failure:
+    if raised_by_signal_handler(err):
+        raise err
     return Failure(stage="compile", message=brief(err), cost_s=seconds, transient=is_the_machines(err))

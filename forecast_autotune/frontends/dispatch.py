@@ -23,9 +23,11 @@ from ..core.decision import FIRST_RETRY_S, Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
 from ..core.outcome import Failure
+from ..core.signal_handlers import raised_by_signal_handler
 from ..core.text import shown
 from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
+from ..measure.observers import has_saved_tensor_hooks, unobserved
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Store, Surrogate
 from ..remote.fleet_store import open_store
@@ -220,9 +222,11 @@ class Dispatcher:
         how = self.request()
         if unmeasured:
             how = replace(how, budget=NOTHING, unmeasured=unmeasured)
+        if has_saved_tensor_hooks():
+            how = replace(how, learns=None)
         began = time.perf_counter()
         provisional = Provisional(why=unmeasured) if unmeasured else None
-        with show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
+        with unobserved(), show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
             tuning = self._door.tuning(call, how)
             undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
             if how.settings.mode == "first" or unmeasured == EMPTY:
@@ -256,6 +260,8 @@ class Dispatcher:
             except (CacheMissError, InvalidInputError, NoWorkingConfigError):
                 raise
             except Exception as err:
+                if raised_by_signal_handler(err):
+                    raise
                 log.debug("tuning failed", exc_info=True)
                 self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
                 return undecided
@@ -340,7 +346,9 @@ class Dispatcher:
                     watched.tuned(job, decision, measured_here=here, is_stored=store is not self._memory)
             learnable.decided(decision, store, seconds=time.perf_counter() - began)
 
-        return Learning(calls, learnable.launcher, learnable.compared, learnable.is_built_for, decide)
+        return Learning(
+            calls, learnable.launcher, learnable.compared, learnable.is_built_for, decide, partial(self.settle, entry)
+        )
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:
@@ -375,6 +383,8 @@ class Dispatcher:
         try:
             result = entry.launcher.call(*args, **kwargs)
         except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
             result = fallback[0].call(*args, **kwargs)  # where this raises too, it is the call, and the choice stays
             self.fall_back(key, entry, err)
             return result

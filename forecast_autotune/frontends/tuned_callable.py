@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ..core.decision import Decision
+from ..core.signal_handlers import raised_by_signal_handler
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
@@ -189,7 +190,7 @@ class TunedCallable:
             )
         except Exception as err:
             of_candidate = turn is not None and turn.trial is not None
-            if of_candidate or entry.fallback is None:
+            if of_candidate or entry.fallback is None or raised_by_signal_handler(err):
                 raise
             result = entry.fallback[0].call(*call.args, **call.kwargs)  # where this raises too, it is the call
             learning.calls.end()

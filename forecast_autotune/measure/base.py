@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 from ..core.config import Config
 from ..core.outcome import Failure, Measurement, Outcome
+from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError, InvalidInputError
 from ..processes.endings import (
     WorkerDiedError,
@@ -25,7 +26,6 @@ from ..processes.endings import (
 from .checks import Check, check_name, compare
 from .copies import UnportableError
 from .outputs import NOTHING, Outputs, OutputsError, opaque_in
-from .process_state import ends_the_program
 
 log = logging.getLogger(__name__)
 
@@ -236,8 +236,10 @@ class BaseMeasurer(ABC):
 
         Raises:
             CheckError: nothing can be compared, whatever the config.
-            SystemExit: the program's own.
+            BaseException: what a handler of signals has raised.
         """
+        if raised_by_signal_handler(err):
+            raise err
         message = str(err)
         if isinstance(err, OutputsError):
             if trying.is_default:
@@ -261,8 +263,6 @@ class BaseMeasurer(ABC):
         if isinstance(err, AutotuneError):
             return trying.failure(message, stage="compile", transient=True)
         # A driver, a hook, a kernel: whatever raised it, another config may run.
-        if ends_the_program(err):
-            raise err
         if trying.is_default and trying.detect and of_memory(err):
             raise CheckError(f"{self.name} is tried on copies of its arguments, and memory is short: {err}") from err
         return self._raised(trying, raised(err))

@@ -111,6 +111,11 @@ class Turn:
             self.timed, self.dropped = False, True
             self.calls.drop(self)
 
+    def put_off(self) -> None:
+        """Leave the first call of the candidate to a later turn."""
+        self.dropped = True
+        self.calls.put_off(self)
+
     @property
     def to_compare(self) -> bool:
         """Whether the config is to be compared with the default before it is launched."""

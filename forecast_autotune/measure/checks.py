@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import InvalidInputError
 from .buffers import CHUNK_BYTES, bits
 from .outputs import Outputs
-from .process_state import ends_the_program
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +88,7 @@ def disagreement(check: Check, got: Sequence[torch.Tensor], expected: Sequence[t
             verdict = check(list(got), list(expected))
             no = verdict is False or (_is_truth(verdict) and not bool(verdict.all()))  # type: ignore[attr-defined]
         except (Exception, SystemExit) as err:
-            if ends_the_program(err):
+            if raised_by_signal_handler(err):
                 raise
             return f"the check said: {type(err).__name__}: {err}"
         return "the check said no" if no else None

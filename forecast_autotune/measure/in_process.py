@@ -11,13 +11,14 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.outcome import Measurement
+from ..core.signal_handlers import raised_by_signal_handler
 from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
 from .buffers import Buffer, Buffers, equal, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
 from .outputs import Outputs, OutputsError, has_tensors, outputs_of, share_memory
-from .process_state import ends_the_program, preserve_process_state
+from .process_state import preserve_process_state
 
 
 class InProcessAttempt:
@@ -134,7 +135,7 @@ class InProcessAttempt:
 
     def _no_answer(self, err: BaseException) -> None:
         """After an error in a run that was only to show something: no failure, unless the device is lost."""
-        if ends_the_program(err):
+        if raised_by_signal_handler(err):
             raise err
         if isinstance(err, Exception):
             raise_if_lost(self._clock, err)
@@ -164,7 +165,7 @@ class InProcessAttempt:
         try:
             return outputs_of(returned, self._arguments)
         except Exception as err:
-            if of_memory(err):
+            if of_memory(err) or raised_by_signal_handler(err):
                 raise
             raise_if_lost(self._clock, err)
             raise OutputsError(raised(err)) from err

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import inspect
 import logging
 import os
 import random
 import sys
 import threading
-import traceback
-import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,23 +40,6 @@ def preserve_process_state(*, draws: bool = True) -> Iterator[None]:
             with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
                 way_out.callback(_put_back, put, read())
         yield
-
-
-def ends_the_program(err: BaseException) -> bool:
-    """Whether an exit is the program's own, from its handler of a signal, not that of the code which the signal met."""
-    return isinstance(err, SystemExit) and any(
-        _is_a_handlers(frame) for frame, _ in traceback.walk_tb(err.__traceback__)
-    )
-
-
-def _is_a_handlers(frame: types.FrameType) -> bool:
-    """Whether it was called with the frame that calls it, as a handler of a signal is, and next to nothing else."""
-    names, varargs, _, values = inspect.getargvalues(frame)
-    given = [values.get(name) for name in names]
-    rest = values.get(varargs) if varargs else None
-    if type(rest) is tuple:
-        given.extend(rest)
-    return frame.f_back is not None and any(value is frame.f_back for value in given)
 
 
 def _put_back(put: Put, before: Any) -> None:

@@ -423,6 +423,14 @@ class RealCalls:
                 trial.outcome = Failure(stage=stage, message=message, cost_s=cost_s, transient=transient)
                 self._changed.notify_all()
 
+    def put_off(self, turn: Turn) -> None:
+        """Have a later call be the first of a candidate: this one cannot compare it with the default."""
+        with self._lock:
+            self._under_way.pop(turn, None)
+            self._account.settle(turn.hold, 0.0)
+            if turn.trial is not None:
+                turn.trial.loaded, turn.trial.open_pairs = False, 0
+
     def drop(self, turn: Turn) -> None:
         """Give up timing a call. A candidate whose calls cannot be timed, again and again, is not tried further."""
         with self._changed:

@@ -11,6 +11,7 @@ from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention, Forecast
 from ..core.outcome import Evidence, Outcome
+from ..core.signal_handlers import raised_by_signal_handler
 from ..features.forecast_columns import Component, ForecastTable, columns_of
 from ..protocols import Surrogate, SurrogateSession
 from .base import BaseSession, BaseSurrogate, Forecasts, outcomes_in
@@ -139,6 +140,8 @@ class _Session(BaseSession):
                 return _Answer(member.name, forecasts, session.loo_log_density)
             reason = f"answered {len(forecasts)} of {configs} configs"
         except Exception as err:  # a member may be anything, a server included; the others go on
+            if raised_by_signal_handler(err):
+                raise
             reason = f"failed: {err!r}"
         if member.name not in self._warned:
             self._warned.add(member.name)

@@ -16,6 +16,7 @@ from ..core.context import AnswerMemory, ForecastContext
 from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
 from ..core.outcome import Evidence, Outcome
+from ..core.signal_handlers import raised_by_signal_handler
 from ..core.space import Space
 from ..errors import MissingExtraError
 from ..features.forecast_columns import Component, ForecastTable
@@ -173,6 +174,8 @@ def _ask(context: ForecastContext, asking: _Asking, evidence: Mapping[Config, Ev
         except (ModelError, MissingExtraError) as err:
             _note(asking, asked, "model", str(err), rest=True)
         except Exception as err:  # a model may be anything, and so may its answers
+            if raised_by_signal_handler(err):
+                raise
             _note(asking, asked, "failed", f"it failed: {err!r}", rest=True)
     return asked
 

@@ -10,6 +10,7 @@ from ..core.context import ForecastContext
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
 from ..core.outcome import Evidence, Outcome
+from ..core.signal_handlers import raised_by_signal_handler
 from ..protocols import Surrogate, SurrogateSession
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Forecaster:
         try:
             self.forecasts = self._ask(outcomes, evidence)
         except Exception as err:  # a surrogate may be anything, a server included; tuning goes on without it
+            if raised_by_signal_handler(err):
+                raise
             name = self.surrogate.name
             log.warning("surrogate %s failed (%r): tuning goes on without forecasts", name, err)
             self.forecasts = [Abstention(name, repr(err))] * len(self.job.space)

@@ -335,6 +335,21 @@ def test_a_hook_may_read_the_calls_arguments_at_every_launch() -> None:
     assert kernel.nargs is None
 
 
+def test_a_grid_may_read_the_calls_arguments_at_every_launch() -> None:
+    kernel, x = tuned(), torch.zeros(4096)
+
+    def grid(meta: dict[str, Any]) -> tuple[int, ...]:
+        return (triton.cdiv(kernel.nargs["n"], meta["BLOCK"]),)
+
+    with playing() as on:
+        for _ in range(3):
+            before = on.launches.copy()
+            kernel[grid](x, 1000, 2.0)
+            assert on.launches != before
+    assert kernel.best_config.kwargs == {"BLOCK": BEST}
+    assert kernel.nargs is None
+
+
 # Threads --------------------------------------------------------------------------------------------------------------
 
 

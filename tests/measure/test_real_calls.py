@@ -20,7 +20,7 @@ from simulated_calls import Device, Event
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
-from forecast_autotune.frontends.online.learning import Learning
+from forecast_autotune.frontends.online.learning import AnotherThreadError, Learning
 from forecast_autotune.measure import call_turns, head_start, real_calls
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
 
@@ -733,6 +733,32 @@ def test_what_can_never_be_compared_is_not_tried() -> None:
     assert isinstance(outcomes[1], Failure)
     assert outcomes[1].transient
     assert "no idle moment" in outcomes[1].message
+
+
+def test_a_candidate_that_another_thread_keeps_from_being_compared_is_tried_later() -> None:
+    device, allowance = Device(), Allowance()
+    calls = RealCalls(
+        incumbent=DEFAULT, default=DEFAULT, allowance=allowance, share=1.0, new_event=device.event, may_compare=lambda: True,
+    )  # fmt: skip
+    busy = iter(range(3 * real_calls.MOST_THROWN))  # comparisons of others that are met
+
+    def compare(_: Config, __: object) -> None:
+        if next(busy, None) is not None:
+            raise AnotherThreadError("another thread is timing")
+
+    learning = Learning(calls, lambda config: config, compare, lambda _: True, lambda: None)
+    thread, outcomes = measuring(calls)
+    while thread.is_alive():
+        turn, config = learning.turn(0)
+        if not learning.passes(turn, None):
+            assert turn.config == FAST
+            turn, config = None, DEFAULT  # type: ignore[assignment]
+        learning.run(turn, config, lambda chosen: device.launch(TIMES_US[chosen]))
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert next(busy, None) is None
+    assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
+    assert allowance._held_us == pytest.approx(0, abs=1e-3)
 
 
 def test_where_no_call_can_be_timed_learning_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from small_runs import Fixed, Memory, decide, recorded_as
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.protocols import Surrogate
 from forecast_autotune.surrogates.base import StatelessSurrogate
+from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.tuning.policies import Selective
 
 
@@ -44,3 +47,25 @@ def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.WARNING)
     assert decide(recorded_as([100, 60]), surrogate=Raises()).config == Config({"i": 1})
     assert any("no server" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda surrogate: surrogate, lambda surrogate: Blend([surrogate])], ids=["alone", "blend"]
+)
+def test_an_error_of_a_signal_handler_is_not_the_surrogates(make: Callable[[Surrogate], Surrogate]) -> None:
+    class Slow(StatelessSurrogate):
+        name = "slow"
+
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+            signal.raise_signal(signal.SIGALRM)
+            return []
+
+    def late(*_: object) -> None:
+        raise TimeoutError("the request took too long")
+
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with pytest.raises(TimeoutError, match="too long"):
+            decide(recorded_as([100, 60]), surrogate=make(Slow()))
+    finally:
+        signal.signal(signal.SIGALRM, before)

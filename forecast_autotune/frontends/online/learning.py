@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
-import traceback
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -13,9 +11,11 @@ from typing import Any, Protocol, TypeVar
 from ...core.config import Config
 from ...core.decision import Decision
 from ...core.outcome import Failure
+from ...core.signal_handlers import raised_by_signal_handler
 from ...errors import AutotuneError
 from ...measure.base import of_memory, raised
 from ...measure.call_turns import Turn
+from ...measure.observers import has_saved_tensor_hooks, unobserved
 from ...measure.real_calls import RealCalls
 from ...protocols import Compiler, Store
 from ..tuning_lock import tuning_lock
@@ -23,6 +23,10 @@ from ..tuning_lock import tuning_lock
 log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+
+
+class AnotherThreadError(AutotuneError):
+    """Another thread is timing, or comparing, at this moment."""
 
 
 class Learnable(Protocol):
@@ -76,6 +80,7 @@ class Learning:
         launcher: makes calls under a config of the job.
         compared, is_built_for: see `Learnable`.
         decide: runs the loop, in the key's thread; its result is what the key runs from then on.
+        settle: has the key hold no more of this once it is over.
     """
 
     def __init__(
@@ -85,17 +90,26 @@ class Learning:
         compared: Callable[[Config, Any], Failure | None],
         is_built_for: Callable[[Any], bool],
         decide: Callable[[], None],
+        settle: Callable[[], None] = lambda: None,
     ) -> None:
         self.calls = calls
         self._launcher, self._compared, self._is_built_for = launcher, compared, is_built_for
         self.decide = decide
+        self._settle = settle
+        self.called_at = time.monotonic()
+        """When the key was called last, as far as its calls ask what to run."""
         self.meets_others = False
         """Whether calls came that teach nothing."""
 
     def teaches(self, call: Any) -> bool:
-        """Whether configs are built for a call: one that is not would wait for a compiler under each that it tries."""
+        """Whether a call may try configs: they are built for it, and nothing keeps what it saves for a backward pass.
+
+        A call for which they are not built would wait for a compiler under each that it tries. A checkpoint makes a call
+        again, and both must save the same.
+        """
+        self.called_at = time.monotonic()
         try:
-            built = self._is_built_for(call)
+            built = self._is_built_for(call) and not has_saved_tensor_hooks()
         except Exception:  # the launch will raise it, too
             log.debug("a call is not looked into", exc_info=True)
             built = False
@@ -108,13 +122,19 @@ class Learning:
         return turn, self._launcher(turn.config)
 
     def passes(self, turn: Turn, call: Any) -> bool:
-        """Whether a turn may launch its config: one that does not compute what the default does is out."""
+        """Whether a turn may launch its config, now: one that does not compute what the default does is out."""
         if not turn.to_compare:
             return True
         began = time.perf_counter()
         try:
             failure = self._compared(turn.config, call)
+        except AnotherThreadError:
+            turn.put_off()
+            return False
         except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
+            if raised_by_signal_handler(err):
+                turn.drop()
+                raise
             log.debug("%s is not compared", turn.config, exc_info=True)
             failure = Failure(stage="check", message=f"it cannot be compared with the default: {err}", transient=True)
         except BaseException:
@@ -154,7 +174,7 @@ class Learning:
                 result = make(launcher)
             except Exception as err:
                 turn.note_host()
-                if turn.trial is None or _is_the_programs(err):
+                if turn.trial is None or raised_by_signal_handler(err):  # it may have been launched before
                     raise
                 if written() != before:
                     turn.failed(raised(err), transient=True)
@@ -179,16 +199,15 @@ class Learning:
         turn.failed(raised(err), transient=of_memory(err))
         return result
 
+    def end(self, *, makes_way: bool = False) -> None:
+        """Learn nothing more; a key that makes way is taken up again at its next call."""
+        self.calls.made_way |= makes_way
+        self.calls.end()
+        self._settle()
+
     def best(self) -> Any:
         """The launcher of the best known config."""
         return self._launcher(self.calls.incumbent)
-
-
-def _is_the_programs(err: BaseException) -> bool:
-    """Whether a handler of signals has raised: that is the program's, and the kernel may have been launched before."""
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
-    frames = traceback.walk_tb(err.__traceback__)
-    return bool(handlers) and any(frame.f_code in handlers for frame, _ in frames)
 
 
 def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) -> Failure | None:
@@ -197,11 +216,12 @@ def compare_on_copies(measuring: AbstractContextManager[Any], config: Config) ->
     Args:
         measuring: gives the measurer that compares.
     Raises:
-        AutotuneError: they cannot be compared now.
+        AnotherThreadError: another thread is timing: a later call may be compared.
+        AutotuneError: they cannot be compared.
     """
-    with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), measuring as measurer:
+    with tuning_lock.held_unless_slow() as locked, tuning_lock.slow(locked), unobserved(), measuring as measurer:
         if not locked:
-            raise AutotuneError("another thread is timing")
+            raise AnotherThreadError("another thread is timing")
         failure: Failure | None = measurer.verify(config)
         if not measurer.can_compare:
             raise AutotuneError("the default does not run on copies")

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
+from operator import attrgetter
 
 from ...measure.real_calls import LearningEndedError
 from .at_work import at_work
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
 MOST_QUIET_S = 30.0  # threads wait for that
 MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
+MOST_WAITING = 1024  # of 17 KB each
 LEAVE_S = 2.0  # for threads to end with the process
 # Without a call, after which a key is learned another time: where others wait for a thread, and in any case, for its kernel
 # may be gone.
@@ -39,7 +40,7 @@ class Learners:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._threads: dict[Learning, threading.Thread] = {}
-        self._waiting: deque[Learning] = deque()
+        self._waiting: list[Learning] = []
         self._known: weakref.WeakSet[Learning] = weakref.WeakSet()
         self._making_way = 0  # keys whose threads are about to end for that
         self._registered = False
@@ -54,20 +55,32 @@ class Learners:
                 atexit.register(self.end)  # after the pool's: what begins last ends first
             self._known.add(learning)
             self._waiting.append(learning)
-            self._fill()
+        self._fill()
 
     def _fill(self) -> None:
-        """Begin as many threads as may be. Called under the lock."""
-        while self._waiting and len(self._threads) < MOST_THREADS:
-            learning = self._waiting.popleft()
-            thread = threading.Thread(target=self._learn, args=(learning,), name="forecast_autotune-learn", daemon=True)
-            self._threads[learning] = thread
-            try:
-                thread.start()
-            except RuntimeError as err:  # the process ends, or may have no more threads
-                log.info("a key is not learned: %s", err)
-                del self._threads[learning]
-                return
+        """Begin as many threads as may be, for the keys called last; of those that wait too many or too long make way."""
+        with self._lock:
+            waiting = [learning for learning in self._waiting if not learning.calls.over]
+            waiting.sort(key=attrgetter("called_at"))
+            while waiting and len(self._threads) < MOST_THREADS and self._begin(waiting.pop()):
+                pass
+            gone_at = time.monotonic() - GONE_S
+            self._waiting = [learning for learning in waiting[-MOST_WAITING:] if learning.called_at > gone_at]
+            leaving = waiting[: len(waiting) - len(self._waiting)]
+        for learning in leaving:
+            learning.end(makes_way=True)
+
+    def _begin(self, learning: Learning) -> bool:
+        """Begin a thread; False where there can be none. Called under the lock."""
+        thread = threading.Thread(target=self._learn, args=(learning,), name="forecast_autotune-learn", daemon=True)
+        self._threads[learning] = thread
+        try:
+            thread.start()
+        except RuntimeError as err:  # the process ends, or may have no more threads
+            log.info("a key is not learned: %s", err)
+            del self._threads[learning]
+            return False
+        return True
 
     def _learn(self, learning: Learning) -> None:
         try:
@@ -81,12 +94,12 @@ class Learners:
         except BaseException as err:  # in a thread: whoever calls the kernel goes on with the best that is known
             log.warning("learning a key from its calls ended: %s: %s", type(err).__name__, err, exc_info=True)
         finally:
-            learning.calls.end()
+            learning.end()
             at_work.leave()
             with self._lock:
                 self._threads.pop(learning, None)
                 self._making_way -= learning.calls.made_way
-                self._fill()
+            self._fill()
 
     def makes_way(self, idle_s: float) -> bool:
         """Whether a key is to be learned another time that was not called for so many seconds; its thread then ends."""

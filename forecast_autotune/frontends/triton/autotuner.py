@@ -200,7 +200,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @property
     def nargs(self) -> dict[str, Any] | None:
-        """Positional arguments, by name, of the call that this thread decides for; a user's pruning may read them."""
+        """Positional arguments, by name, of the call that this thread decides for or launches."""
         return getattr(self._local, "nargs", None)
 
     @nargs.setter
@@ -338,12 +338,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         return result
 
     def _launch(self, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch under a config, after its hook; the hook may read `nargs`, as under Triton's own tuner."""
-        if config.pre_hook is None:
-            return self.fn.run(*args, **kwargs, **config.all_kwargs())
+        """Launch under a config, after its hook; hook and grid may read `nargs`, as under Triton's own tuner."""
         self.nargs = self._by_name(args)
         try:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
             return self.fn.run(*args, **kwargs, **config.all_kwargs())
         finally:
             self.nargs = None

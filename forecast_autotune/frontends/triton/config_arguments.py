@@ -10,7 +10,7 @@ import torch
 
 from ...compilers.triton_source import NotAheadError, apply_heuristics
 from ...core.config import Config
-from ...measure.process_state import ends_the_program
+from ...core.signal_handlers import raised_by_signal_handler
 from .kernel_spec import KernelSpec
 from .stand_ins import stand_in
 
@@ -85,7 +85,7 @@ class ConfigArguments:
         try:
             hook(copies)
         except (Exception, SystemExit) as err:
-            if ends_the_program(err):
+            if raised_by_signal_handler(err):
                 raise
             raise NotAheadError(
                 f"its pre_hook does not run on tensors without data: {type(err).__name__}: {err}"

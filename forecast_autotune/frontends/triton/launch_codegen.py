@@ -69,13 +69,15 @@ class Shortcuts:
         self._by_config: dict[int, Launch] = {}  # the tuner's configs, by identity
 
     def remember(self, config: Any, call: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the next call of this form and key go straight to the launch.
+        """Have the next call of this form and key go straight to the launch, which sets no `nargs` for a grid to read.
 
         Args:
             config: decided for the call's key.
             call: the kernel's arguments by name.
             args, kwargs: the call as it was made.
         """
+        if _reads_nargs(kwargs.get("grid")):
+            return
         name = call_form(args, kwargs)
         tensors = frozenset(n for n, value in call.items() if hasattr(value, "dtype"))
         form = self._forms.get(name)
@@ -183,6 +185,10 @@ def make_form(
     # The text above holds nothing but identifiers checked here.
     exec(compile(text, _FILE, "exec"), scope)  # noqa: S102
     return Form(launch=scope["launch"], key=scope["key"], table=table, tensors=tensors, mixed=mixed, single=single)
+
+
+def _reads_nargs(grid: Any) -> bool:
+    return "nargs" in getattr(getattr(grid, "__code__", None), "co_names", ())
 
 
 def _can_be_written(name: str) -> bool:

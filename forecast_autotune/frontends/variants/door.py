@@ -127,7 +127,7 @@ class _VariantsTuning:
         except AutotuneError as err:  # such as memory that is short for copies
             log.debug("%s: %s is not compared with the default: %s", self._tuned.full_name, config, err)
             return None
-        self._is_compared = True
+        self._is_compared = self._tuned.check is not None  # else nothing has run
         return failure
 
     def fallback(self, decision: Decision, *, measured_here: bool) -> tuple[Choice, Config] | None:

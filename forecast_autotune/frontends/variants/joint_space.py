@@ -13,6 +13,7 @@ from typing import Any
 from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.digest import Value
+from ...core.signal_handlers import raised_by_signal_handler
 from ...measure.copies import UnportableError, copied_arguments
 from ...measure.process_state import preserve_process_state
 from ...measure.state import state_reached
@@ -89,5 +90,7 @@ def tuners_called(variant: Variant, call: Call, name: str) -> tuple[NestedTuner,
     except UnportableError as err:
         log.info("%s of %s is not asked for tuners: %s", variant.name, name, err)
     except Exception as err:  # reported when the variant is timed
+        if raised_by_signal_handler(err):
+            raise
         log.debug("%s of %s: %r", variant.name, name, err)
     return tuple(nested.tuners.values())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Hardware
+from ...core.signal_handlers import raised_by_signal_handler
 from ..call_state import CallState
 from ..tuning_lock import tuning_lock
 
@@ -97,6 +98,8 @@ class VariantLaunches:
         try:
             return static_features(self(config), hardware)
         except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
             log.debug("%s is not described: %r", config, err)
             return {}
 

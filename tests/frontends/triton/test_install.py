@@ -359,6 +359,15 @@ def test_a_configs_hook_reads_the_arguments_of_its_call_from_the_kernel(make: Ca
     assert set(seen) == {(1000, 1000), (2000, 2000), (3000, 3000)}
 
 
+def test_a_grid_reads_the_arguments_of_its_call_from_the_kernel() -> None:
+    kernel, x = stock(), torch.empty(4096)
+    fa.install()
+    with fa.rehearsal("H100", TIMES):
+        for n in (1000, 2000, 2000):
+            kernel[lambda meta: (triton.cdiv(kernel.nargs["n"], meta["BLOCK"]),)](x, n, 2.0)
+        assert block(kernel) == BEST
+
+
 def test_hooks_of_two_threads_read_the_arguments_of_their_own_calls() -> None:
     kernel, seen, both = stock(), [], threading.Barrier(2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import os
 import random
@@ -647,9 +648,65 @@ def test_keys_that_come_together_wait_for_one_and_the_same_while(monkeypatch: py
     assert now_s == before_s
 
 
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Learners, Callable[[], None]]]:
+    """Learners whose only thread is taken, and what lets it end."""
+    monkeypatch.setattr(learning_threads, "MOST_THREADS", 1)
+    learners, gate = Learners(), threading.Event()
+    learners.start(_learning(is_met=True, decide=lambda: gate.wait(60)))  # type: ignore[arg-type,return-value]
+    yield learners, gate.set
+    gate.set()
+    _until(lambda: not learners._threads)
+
+
+def test_of_keys_that_wait_for_a_thread_the_one_called_last_is_next(
+    one_thread: tuple[Learners, Callable[[], None]],
+) -> None:
+    (learners, let_go), learned = one_thread, []
+    keys = {name: _learning(is_met=True, decide=functools.partial(learned.append, name)) for name in "abc"}
+    for learning in keys.values():
+        learners.start(learning)
+    keys["b"].teaches(None)
+    keys["a"].teaches(None)
+    let_go()
+    _until(lambda: len(learned) == 3)
+    assert learned == ["a", "b", "c"]
+
+
+def test_of_too_many_keys_that_wait_those_called_longest_ago_make_way(
+    one_thread: tuple[Learners, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning_threads, "MOST_WAITING", 2)
+    learners, _ = one_thread
+    keys = [_learning(is_met=True) for _ in range(4)]
+    keys[2].called_at -= learning_threads.GONE_S + 1
+    for learning in keys:
+        learners.start(learning)
+    assert [learning.calls.made_way for learning in keys] == [True, False, True, False]
+    assert learners._waiting == [keys[1], keys[3]]
+
+
+def test_a_key_that_makes_way_while_it_waits_holds_nothing_and_is_learned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(learning_threads, "MOST_THREADS", 0)
+    monkeypatch.setattr(learning_threads, "MOST_WAITING", 1)
+    kernel = tuned(mode="online")
+
+    def learned() -> dict[Any, bool]:
+        return {key[0]: entry.learning is not None for key, entry in kernel.dispatcher.table.items()}
+
+    with playing():
+        call(kernel, 16)
+        call(kernel, 32)
+        assert learned() == {16: False, 32: True}
+        call(kernel, 16)
+        assert learned() == {16: True, 32: False}
+
+
 def _learning(*, is_met: bool, decide: Callable[[], None] = lambda: None) -> Learning:
     calls = SimpleNamespace(is_met=is_met, over=False, made_way=False, end=lambda: None)
-    return Learning(calls, None, None, None, decide)  # type: ignore[arg-type]
+    return Learning(calls, None, None, lambda _: True, decide)  # type: ignore[arg-type]
 
 
 def _until(holds: Callable[[], bool]) -> None:

@@ -230,3 +230,30 @@ def test_keys_met_in_turns_are_all_learned() -> None:
         for x in sizes:
             tuned(x)
     assert {decision.config["variant"] for decision in tuned.decisions.values()} == {"doubled"}
+
+
+def keeping_what_is_saved() -> Any:
+    """As a checkpoint does, which makes the call again in the backward pass."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor.detach(), lambda tensor: tensor)
+
+
+def test_a_call_whose_saved_tensors_are_kept_by_hooks_tries_no_candidate() -> None:
+    def twice(x: Any) -> Any:
+        return x * 2
+
+    def added(x: Any) -> Any:
+        return x + x
+
+    tuned, x = (
+        fa.variants([twice, added], key="x", mode="online", name="checkpointed"),
+        torch.ones(8, requires_grad=True),
+    )
+    with keeping_what_is_saved():
+        tuned(x)
+    assert not is_learning(tuned)
+    other = torch.ones(9, requires_grad=True)
+    tuned(other)
+    ((_, entry),) = [each for each in tuned.dispatcher.table.items() if each[1].learning is not None]
+    assert entry.learning.teaches(tuned._call_of((other,), {}, (other,)))
+    with keeping_what_is_saved():
+        assert not entry.learning.teaches(tuned._call_of((other,), {}, (other,)))

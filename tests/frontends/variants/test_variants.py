@@ -370,7 +370,8 @@ def test_a_second_process_recalls_times_the_first_took_of_the_same_source(tmp_pa
     assert "CacheMissError" in run("strict", shift=2).stderr, "a constant that a variant reads is part of it"
 
 
-def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default() -> None:
+@pytest.mark.parametrize(("check", "how"), [("allclose", ": it does not run"), (None, " and which does not run")])
+def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default(check: str | None, how: str) -> None:
     broken = threading.Event()  # state, where the items of a list would be taken for a part of the code
 
     def fragile(x: Any) -> Any:
@@ -378,12 +379,10 @@ def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default() -> None
             raise RuntimeError("out of memory")
         return x * 2
 
-    assert torch.equal(fa.variants([lazy, fragile])(X), 2 * X)
-    double = fa.variants([lazy, fragile])  # as a new process would
+    assert torch.equal(fa.variants([lazy, fragile], check=check)(X), 2 * X)
+    double = fa.variants([lazy, fragile], check=check)  # as a new process would
     broken.set()
-    not_run = (
-        "runs its first config, not variant=fragile, which was recalled: it does not run: RuntimeError: out of mem"
-    )
+    not_run = f"runs its first config, not variant=fragile, which was recalled{how}: RuntimeError: out of mem"
     with pytest.warns(TuningWarning, match=not_run):
         assert torch.equal(double(X), 2 * X)
     assert torch.equal(double(X), 2 * X)
@@ -866,3 +865,79 @@ def test_a_program_asked_to_end_while_tuning_ends_and_blames_no_config(handler: 
     assert told_to_end
     assert torch.equal(function(X), 2 * X)
     assert only_decision(function).config["variant"] == "in_time"
+
+
+def test_an_error_of_a_signal_handler_reaches_the_caller_and_blames_no_config() -> None:
+    """Such as the deadline of a request."""
+    met = False
+
+    def in_time(x: Any, factor: float = 2.0) -> Any:
+        nonlocal met
+        if not met:
+            met = True
+            signal.raise_signal(signal.SIGALRM)
+        return x * factor
+
+    def late(*_: object) -> None:
+        raise TimeoutError("the request took too long")
+
+    function = fa.variants([in_time, wrong], name="with_a_deadline", key="x", budget="all")
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with pytest.raises(TimeoutError, match="too long"):
+            function(X)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert function.decisions == {}
+    assert torch.equal(function(X), 2 * X)
+    assert only_decision(function).config["variant"] == "in_time"
+
+
+def test_what_is_tried_is_seen_by_no_mode_and_no_hook_of_the_caller() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def apart(x: Any, w: Any) -> Any:
+        time.sleep(LAZY_S)
+        return (x @ w) * torch.sigmoid(x @ w)
+
+    def together(x: Any, w: Any) -> Any:
+        return torch.nn.functional.silu(x @ w)
+
+    function = fa.variants([apart, together], name="observed", key="x", budget="all")
+    w = torch.randn(64, 64, requires_grad=True)
+    saved: list[Any] = []
+
+    def pack(tensor: Any) -> Any:
+        saved.append(tensor)
+        return tensor.detach()
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with FlopCounterMode(display=False) as first, hooks:
+        function(X, w)
+    saved_first = len(saved)
+    with FlopCounterMode(display=False) as second, hooks:
+        function(X, w)
+    assert only_decision(function).measured == 2
+    assert first.get_total_flops() == second.get_total_flops() > 0
+    assert len(saved) == 2 * saved_first > 0
+
+
+def test_the_first_step_of_a_checkpointed_block_is_tuned() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    w = torch.randn(64, 64, requires_grad=True)
+
+    def first(x: Any) -> Any:
+        return torch.nn.functional.silu(x @ w)
+
+    def second(x: Any) -> Any:
+        return (x @ w) * torch.sigmoid(x @ w)
+
+    function = fa.variants([first, second], name="block", key="x", budget="all")
+    gradients = []
+    for block in (first, function):
+        w.grad = None
+        checkpoint(block, X, use_reentrant=False).sum().backward()
+        gradients.append(w.grad)
+    assert only_decision(function).measured == 2
+    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,29 @@
+"""What watches the caller's operations, such as a flop counter or a checkpoint: a candidate that is tried is not for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether this thread's operations hand the tensors that they save for the backward pass to hooks."""
+    import torch
+
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextlib.contextmanager
+def unobserved() -> Iterator[None]:
+    """Put aside this thread's dispatch modes and saved-tensor hooks; what is entered meanwhile counts."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    autograd = torch._C._autograd
+    with contextlib.ExitStack() as way_out:
+        while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+            autograd._pop_saved_tensors_default_hooks()
+            way_out.callback(autograd._push_saved_tensors_default_hooks, *hooks)
+        if torch._C._len_torch_dispatch_stack() > 0:  # else the import of what it looks for would take half a second
+            way_out.enter_context(_disable_current_modes())
+        yield
