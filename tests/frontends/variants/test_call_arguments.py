@@ -397,6 +397,20 @@ def test_a_tuned_method_and_a_tuned_attribute_are_compiled() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_method_of_a_class_breaks_the_graph_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Doubles:
+        double = fa.variants([lambda self, x: x * 2, lambda self, x: x + x], key="x")
+
+    torch._dynamo.reset()
+    doubles = Doubles()
+    with caplog.at_level("WARNING", logger="torch._dynamo"):
+        compiled = torch.compile(lambda x: doubles.double(x=x) + 1, backend="eager")
+        assert compiled(torch.ones(8)).tolist() == [3] * 8
+    assert not [r for r in caplog.records if r.name.startswith("torch") and r.levelname == "WARNING"]
+    torch._dynamo.reset()
+
+
 # Calls that are not tuned -------------------------------------------------------------------------------------------
 
 
