@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..processes.machine import usable_cores
-from .call_tensors import tensors_of_call
+from .call_tensors import holds_leaves, leaves_of_call, tensors_of_call
+from .keys import NoKeyError
+from .reached import Flags, ReachedByCalls, registered
 
 ALIGNED = 64  # bytes: the widest vector load there is, AVX-512's; a GPU's are 16 or 32
 _ALIGNMENTS = tuple((i & -i) or ALIGNED for i in range(ALIGNED))
@@ -20,48 +22,51 @@ class CallState(NamedTuple):
 
     Attributes:
         device: index of the CUDA device of its first CUDA tensor; -1 is the CPU.
+        grad_enabled: whether autograd may record the call. Weights that are reached unseen are followed only where it may.
         followed: indices of the tensors that autograd follows, which rule out a variant without a backward for each of them.
         alignment: of each tensor, the largest power of two up to 64 that divides its address; empty where all are 64.
         overlaps: pairs of tensors that share memory, by index, the one that begins first in front; the third entry says
             whether both begin at one address.
         autocast: the dtype that autocast computes in, if it is on.
         threads: of torch, for a call on the CPU; 0 elsewhere.
-        training: whether each module that the callables reach is in training mode.
-        followed_weights: whether autograd follows each tensor that the callables reach; empty where it follows none.
+        subclasses: index and type of each tensor of a subclass; parameters are none.
+        training: whether each module that callables and arguments reach is in training mode; one flag where all agree.
+        followed_weights: whether autograd follows each tensor that they reach; one flag where all agree, empty where it
+            follows none.
     """
 
     device: int
+    grad_enabled: bool
     followed: tuple[int, ...]
     alignment: tuple[int, ...]
     overlaps: tuple[tuple[int, int, bool], ...]
     autocast: Any
     threads: int
+    subclasses: tuple[tuple[int, type], ...] = ()
     training: tuple[bool, ...] = ()
     followed_weights: tuple[bool, ...] = ()
-
-    @property
-    def tracked(self) -> bool:
-        """Whether autograd records the call."""
-        return bool(self.followed or self.followed_weights)
 
     @property
     def device_name(self) -> str:
         """`cpu`, or the CUDA device with its index: `cuda:0`."""
         return "cpu" if self.device < 0 else f"cuda:{self.device}"
 
-    def as_json(self, labels: Sequence[str], weights: Sequence[str] = ()) -> dict[str, object]:
+    def as_json(
+        self, labels: Sequence[str], modules: Sequence[str] = (), weights: Sequence[str] = ()
+    ) -> dict[str, object]:
         """All that differs from the usual, for the store's key; under names that no argument can have.
 
         Args:
             labels: of the call's tensors, in their order.
-            weights: names of the tensors that the callables reach, in their order.
+            modules, weights: names of the modules and tensors that `training` and `followed_weights` tell of.
         """
         kept: dict[str, object] = {}
+        if not self.grad_enabled:
+            kept["gradients"] = "disabled"
         if self.followed:
             kept["autograd"] = [labels[i] for i in self.followed]
         if self.followed_weights:
-            frozen = [n for n, is_followed in zip(weights, self.followed_weights, strict=False) if not is_followed]
-            kept["autograd of weights"] = {"all but": frozen} if frozen else "all"
+            kept["autograd of weights"] = _all_but(self.followed_weights, weights)
         if self.alignment:
             kept["data alignment"] = {n: a for n, a in zip(labels, self.alignment, strict=True) if a < ALIGNED}
         if self.overlaps:
@@ -71,56 +76,28 @@ class CallState(NamedTuple):
             kept["autocast dtype"] = str(self.autocast).removeprefix("torch.")
         if self.threads not in (0, usable_cores()):
             kept["torch threads"] = self.threads
-        if not all(self.training):
-            kept["training"] = list(self.training)
+        if self.subclasses:
+            kept["tensor subclasses"] = {
+                labels[i]: f"{kind.__module__}.{kind.__qualname__}" for i, kind in self.subclasses
+            }
+        if False in self.training:
+            kept["training"] = _all_but(self.training, modules)
         return kept
 
 
-class ReachedModules(NamedTuple):
-    """The modules that callables reach beside a call's arguments.
-
-    Attributes:
-        modules: weak references to the outermost ones. A decision for evaluation must not serve training: dropout.
-        holders: weak references to all of them, by name; their parameters may be frozen, or replaced, at any time.
-        tensors: weak references to other tensors that autograd may follow, by name.
-    """
-
-    modules: tuple[Callable[[], Any], ...] = ()
-    holders: Mapping[str, Callable[[], Any]] = {}
-    tensors: Mapping[str, Callable[[], Any]] = {}
-
-    def followed(self) -> tuple[bool, ...]:
-        """See `CallState.followed_weights`; where gradients are enabled."""
-        parameters = [
-            parameter is not None and parameter.requires_grad
-            for holder in self.holders.values()
-            if (module := holder()) is not None
-            for parameter in module._parameters.values()
-        ]
-        others = [(tensor := reference()) is not None and tensor.requires_grad for reference in self.tensors.values()]
-        return (*parameters, *others) if True in parameters or True in others else ()
-
-    def names(self) -> list[str]:
-        """Names of the tensors that `followed` tells of."""
-        held = [(name, module) for name, holder in self.holders.items() if (module := holder()) is not None]
-        return [*(f"{name}.{parameter}" for name, module in held for parameter in module._parameters), *self.tensors]
-
-    def training(self) -> tuple[bool, ...]:
-        """Whether each module that is still alive is in training mode."""
-        return tuple([m.training for module in self.modules if (m := module()) is not None])
+def _all_but(flags: Sequence[bool], names: Sequence[str]) -> object:
+    """What flags say, of which one stands for all where all agree."""
+    if len(flags) == 1:
+        return "all" if flags[0] else "none"
+    return {"all but": [name for name, flag in zip(names, flags, strict=False) if not flag]}
 
 
-NO_MODULES = ReachedModules()
-
-
-def make_state_function(
-    reached: ReachedModules = NO_MODULES,
-) -> Callable[[Sequence[Any]], tuple[Any, ...] | None]:
+def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tuple[Any, ...] | None]:
     """A function from a call's arguments to the fields of its `CallState`, as a plain tuple, which takes less to make.
 
     It returns None under a transform of torch.func and in forward-mode autograd: a tensor stands for several there, or
     carries a derivative, and a variant may lose either. It raises what torch raises where a tensor has no address, as of a
-    fake or a sparse one.
+    fake or a sparse one, and `NoKeyError` for a conjugate or negative view.
     """
     import torch
     from torch._C import _is_any_autocast_enabled as any_autocast
@@ -128,41 +105,73 @@ def make_state_function(
     from torch.autograd import forward_ad
 
     tensor, grad_enabled, threads = torch.Tensor, torch.is_grad_enabled, torch.get_num_threads
-    containers = (list, tuple, dict)
-    modules, training, followed_weights = reached.modules, reached.training, reached.followed
-    weights = bool(reached.holders or reached.tensors)
+    dense, plain = frozenset({tensor, torch.nn.Parameter}), _plain_kinds()
+    flags, by_callables = reached.flags, reached.by_callables
 
     def state(values: Sequence[Any]) -> tuple[Any, ...] | None:  # one loop: each comprehension takes 0.1 us
         if transforms() is not None or forward_ad._current_level >= 0:
             return None
         tensors: list[Any] = []
         addresses: list[int] = []
+        objects: list[Any] = []
         followed: tuple[int, ...] = ()
+        subclasses: tuple[tuple[int, type], ...] = ()
         any_bits, device = 0, -1
         for value in values:
-            if isinstance(value, tensor):
-                if value.requires_grad:
-                    followed += (len(tensors),)
-                tensors.append(value)
-                address = value.data_ptr()
-                addresses.append(address)
-                any_bits |= address
-                if device < 0 and value.is_cuda:
-                    device = value.get_device()
-            elif isinstance(value, containers):
-                return state(tensors_of_call(values))
+            kind = type(value)
+            if kind not in dense:
+                if kind in plain:
+                    continue
+                if not isinstance(value, tensor):
+                    if holds_leaves(value):
+                        return state(leaves_of_call(values))
+                    objects.append(value)
+                    continue
+                subclasses += ((len(tensors), kind),)
+            if value.requires_grad:
+                followed += (len(tensors),)
+            if value.is_neg() or value.is_conj():
+                raise NoKeyError("an argument is a conjugate or negative view")
+            tensors.append(value)
+            address = value.data_ptr()
+            addresses.append(address)
+            any_bits |= address
+            if device < 0 and value.is_cuda:
+                device = value.get_device()
+        grad = grad_enabled()
+        training: Flags = ()
+        followed_weights: Flags = ()
+        if objects or by_callables.nothing_since is not registered[0]:
+            training, followed_weights = flags(objects, grad)
         return (
             device,
-            followed if followed and grad_enabled() else (),
+            grad,
+            followed if grad else (),
             tuple([_ALIGNMENTS[a % ALIGNED] for a in addresses]) if any_bits % ALIGNED else (),
             _overlaps(tensors) if len(tensors) > 1 and _share_storage(tensors) else (),
             _autocast_dtype("cpu" if device < 0 else "cuda") if any_autocast() else None,
             threads() if device < 0 else 0,
-            training() if modules else (),
-            followed_weights() if weights and grad_enabled() else (),
+            subclasses,
+            training,
+            followed_weights,
         )
 
     return state
+
+
+def _plain_kinds() -> frozenset[type]:
+    import torch
+
+    of_torch = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+    return frozenset({int, float, complex, bool, str, bytes, type(None), *of_torch})
+
+
+def objects_of_call(values: Sequence[Any]) -> list[Any]:
+    """What is neither a tensor nor a plain value: modules and other objects, those in containers included."""
+    import torch
+
+    plain = _plain_kinds()
+    return [leaf for leaf in leaves_of_call(values) if type(leaf) not in plain and not isinstance(leaf, torch.Tensor)]
 
 
 def _share_storage(tensors: Sequence[Any]) -> bool:
@@ -172,21 +181,24 @@ def _share_storage(tensors: Sequence[Any]) -> bool:
     return len(storages) < len(tensors)
 
 
-def state_without_data(values: Sequence[Any], reached: ReachedModules = NO_MODULES) -> CallState:
+def state_without_data(values: Sequence[Any], reached: ReachedByCalls) -> CallState:
     """The state of a call whose tensors have no addresses: as though each were new and none overlapped another."""
     import torch
 
     tensors = tensors_of_call(values)
     device = next((t.get_device() for t in tensors if t.is_cuda), -1)
+    grad_enabled = torch.is_grad_enabled()
+    training, followed_weights = reached.flags(objects_of_call(values), grad_enabled)
     return CallState(
         device=device,
-        followed=tuple(i for i, t in enumerate(tensors) if t.requires_grad) if torch.is_grad_enabled() else (),
+        grad_enabled=grad_enabled,
+        followed=tuple(i for i, t in enumerate(tensors) if t.requires_grad) if grad_enabled else (),
         alignment=(),
         overlaps=(),
         autocast=_autocast_dtype("cpu" if device < 0 else "cuda"),
         threads=torch.get_num_threads() if device < 0 else 0,
-        training=reached.training(),
-        followed_weights=reached.followed() if torch.is_grad_enabled() else (),
+        training=training,
+        followed_weights=followed_weights,
     )
 
 

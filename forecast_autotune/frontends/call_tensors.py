@@ -8,8 +8,15 @@ from typing import Any
 
 
 def tensors_of_call(values: Sequence[Any]) -> list[Any]:
-    """The tensors among some values, those in lists, tuples and dicts included."""
-    return [tensor for _, tensor in _labelled("", enumerate(values))]
+    """The tensors among some values, those in lists, tuples, dicts and dataclasses included."""
+    import torch
+
+    return [leaf for leaf in leaves_of_call(values) if isinstance(leaf, torch.Tensor)]
+
+
+def leaves_of_call(values: Sequence[Any]) -> list[Any]:
+    """The values with each list, tuple, dict and dataclass replaced by what it holds."""
+    return [leaf for _, leaf in _leaves(zip(labels_of(values, ()), values, strict=True))]
 
 
 def versions_of_tensors(values: Sequence[Any]) -> list[int]:
@@ -18,8 +25,11 @@ def versions_of_tensors(values: Sequence[Any]) -> list[int]:
 
 
 def labelled_tensors(values: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
-    """The tensors of a call by label: the argument's name, and for one in a list or dict its index or key: `xs[0]`."""
-    return dict(_labelled("", zip(labels_of(values, names), values, strict=True)))
+    """The tensors of a call by label: the argument's name, with where it is in a list, dict or dataclass: `xs[0]`, `b.x`."""
+    import torch
+
+    leaves = _leaves(zip(labels_of(values, names), values, strict=True))
+    return {label: leaf for label, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def labels_of(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
@@ -27,17 +37,38 @@ def labels_of(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
     return [names[i] if names is not None and i < len(names) else str(i) for i in range(len(values))]
 
 
-def _labelled(prefix: str, values: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
+def holds_leaves(value: Any) -> bool:
+    """Whether a value is one of the kinds that `leaves_of_call` looks into."""
+    return isinstance(value, (list, tuple, dict)) or _is_record(value)
+
+
+def _is_record(value: Any) -> bool:
     import torch
 
-    for name, value in values:
-        label = f"{prefix}[{name}]" if prefix else str(name)
-        if isinstance(value, torch.Tensor):
+    return hasattr(type(value), "__dataclass_fields__") and not isinstance(value, (torch.Tensor, torch.nn.Module))
+
+
+def _leaves(labelled: Iterable[tuple[str, Any]], within: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """What is no container, by label; a container that holds itself is looked into once.
+
+    Args:
+        within: identities of the containers that hold these values.
+    """
+    for label, value in labelled:
+        if not holds_leaves(value):
             yield label, value
-        elif isinstance(value, (list, tuple)):
-            yield from _labelled(label, enumerate(value))
-        elif isinstance(value, dict):
-            yield from _labelled(label, value.items())
+        elif id(value) not in within:
+            yield from _leaves(_labelled_parts(label, value), within | {id(value)})
+
+
+def _labelled_parts(label: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"{label}[{key}]", v) for key, v in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"{label}[{i}]", v) for i, v in enumerate(value))
+    else:
+        fields = type(value).__dataclass_fields__
+        yield from ((f"{label}.{field}", getattr(value, field)) for field in fields if hasattr(value, field))
 
 
 CAPTURING = "a CUDA graph was being captured"

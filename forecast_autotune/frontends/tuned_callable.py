@@ -14,14 +14,15 @@ from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
 from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
-from .call_state import NO_MODULES, CallState, ReachedModules, make_state_function, state_without_data
-from .call_tensors import hold_no_data, versions_of_tensors, why_unmeasured, why_untuned
+from .call_state import CallState, make_state_function, objects_of_call, state_without_data
+from .call_tensors import hold_no_data, labelled_tensors, versions_of_tensors, why_unmeasured, why_untuned
 from .deciding import untraced
 from .dispatch import Dispatcher, FrontDoor
 from .key_table import Entry
 from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_nan
 from .learnable_callable import current_stream
 from .online.learning import Learning
+from .reached import ReachedByCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +95,8 @@ class TunedCallable:
         self._door, self.names = door, names
         self._key = make_key_function(key, names, name)
         self._key_names: tuple[str, ...] | None = None if callable(key) else as_names(key)
-        self._reached = NO_MODULES
-        self._state: Callable[[Sequence[Any]], tuple[Any, ...] | None] = self._first_state
+        self._reached = ReachedByCalls(self.callables)
+        self._state = make_state_function(self._reached)
         self._find = self.dispatcher.table.get
         self._state_refs: list[weakref.ref[Any]] | None = None
         self._untuned_noted = False
@@ -129,18 +130,10 @@ class TunedCallable:
         """
         return self.dispatcher.explain(key)
 
-    def reached_modules(self) -> ReachedModules:
-        """The modules that its callables reach; asked at the first call, when all that they name exists."""
-        return NO_MODULES
-
-    def weight_names(self) -> list[str]:
-        """Names of the tensors that its callables reach, as `CallState.followed_weights` tells of them."""
-        return self._reached.names()
-
-    def _first_state(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        self._reached = self.reached_modules()
-        self._state = make_state_function(self._reached)
-        return self._state(values)
+    def state_as_json(self, call: Call) -> dict[str, object]:
+        """See `CallState.as_json`."""
+        labels = list(labelled_tensors(call.values, self.names or ()))
+        return call.state.as_json(labels, *self._reached.names(objects_of_call(call.values)))
 
     def _make_call(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call under the decision for its key. A hit makes the key, looks it up and calls."""
@@ -155,7 +148,7 @@ class TunedCallable:
 
     def _miss(self, key: Any, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if key is None or key[0] is None:  # under a transform
-            call = Call(state=state_without_data(()), values=values, args=args, kwargs=kwargs)
+            call = Call(state=state_without_data((), self._reached), values=values, args=args, kwargs=kwargs)
             return untraced(self._door.default)(call).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
         entry = self.dispatcher.table.get(key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import types
 from collections import namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -179,3 +182,37 @@ def test_state_is_found_in_closures_globals_modules_objects_and_containers() -> 
     assert found["norm.weight"] is norm.weight
     assert found["norm.weight.grad"] is norm.weight.grad
     assert {"norm.running_mean", "norm.num_batches_tracked", "closed", "GLOBAL", "Cache.slots[0].k"} <= found.keys()
+
+
+class Held:
+    weight = torch.ones(1)
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    weight: Any
+    unset: Any = dataclasses.field(init=False)
+
+
+class Proxy:
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("outside of a request")
+
+    __dict__ = __class__  # type: ignore[assignment]
+
+
+PROXY, SLOTS, TOKENS = Proxy(), Slots(torch.ones(1)), {f"t{i}": i for i in range(1_100_000)}
+QUEUE = collections.deque([torch.ones(1)])
+
+
+def test_state_is_found_in_slots_classes_modules_and_past_proxies_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = types.ModuleType("program")
+    program.weight = torch.ones(1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(globals(), "PROGRAM", program)
+
+    def uses(x: Any) -> Any:
+        return x, TOKENS, PROXY, SLOTS.weight, Held.weight, PROGRAM.weight, QUEUE  # type: ignore[name-defined]  # noqa: F821
+
+    found = tensors_reached([uses, PROXY])
+    assert found.keys() == {"SLOTS.weight", "Held.weight", "PROGRAM.weight", "QUEUE[0]"}

@@ -21,7 +21,6 @@ from ...measure.checks import Check, check_name, validate
 from ...protocols import Surrogate
 from ...remote.fleet_store import open_store
 from ...settings import Settings
-from ..call_tensors import labelled_tensors
 from ..keys import device_of, features_of
 from ..nested_tuning import ever_nested, of_thread
 from ..tuned_callable import Call, TunedCallable, work_of_call
@@ -155,11 +154,10 @@ class TunedFunction(TunedCallable):
             NoKeyError: an argument has no form that a key could hold.
         """
         args, compiler = call.values, self.compiler(call.state.device_name)
-        state = call.state.as_json(list(labelled_tensors(args, self.names or ())))
         return Job(
             workload=Workload(
                 program=self.program,
-                key={**self.key_as_json(args), **state},
+                key={**self.key_as_json(args), **self.state_as_json(call)},
                 features=features_of(args),
                 check=check_name(self.check),
             ),

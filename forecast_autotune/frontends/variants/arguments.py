@@ -99,11 +99,11 @@ class Arguments:
             TypeError: one before the last of them is neither given nor has a default.
         """
         rest = self.positional[count:]
-        last = max((i for i, p in enumerate(rest) if p.name in given), default=-1)
-        for parameter in rest[: last + 1]:
+        count = next((i for i in range(len(rest), 0, -1) if rest[i - 1].name in given), 0)
+        for parameter in rest[:count]:
             if parameter.name not in given and parameter.default is parameter.empty:
                 raise TypeError(f"{self._call} is called without {parameter.name!r}")
-        return tuple((p.name, p.default) for p in rest[: last + 1])
+        return tuple((p.name, p.default) for p in rest[:count])
 
     def values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """All arguments of a call in the order of `names`, those left out by their defaults; what has no name follows."""

@@ -30,7 +30,7 @@ from ...measure.probe import detect_hardware
 from ...measure.state import state_reached
 from ...protocols import Compiler, Store
 from ...tuning.loop import stored
-from ..call_tensors import hold_no_data, labelled_tensors, why_untuned
+from ..call_tensors import hold_no_data, why_untuned
 from ..keys import NoKeyError, features_of
 from ..learnable_callable import LearnableCallable
 from ..request import Request
@@ -240,7 +240,7 @@ def job_of(
     Raises:
         NoKeyError: an argument has no form that the key could hold.
     """
-    values, names = call.values, tuned.arguments.names
+    values = call.values
     roles = {KNOB: "algorithm"} if len(tuned.variants) > 1 else {}
     for variant in tuned.variants:
         roles.update(variant.space.roles if variant.space else {})
@@ -249,8 +249,7 @@ def job_of(
     if launched is not None:
         describe = functools.partial(launched.static_features, hardware=hardware)
         described = LazyStaticFeatures(space, describe, longest_s=longest_s)
-    state = call.state.as_json(list(labelled_tensors(values, names)), tuned.weight_names())
-    key = {**tuned.key_as_json(values), **state}
+    key = {**tuned.key_as_json(values), **tuned.state_as_json(call)}
     return Job(
         workload=Workload(
             program=tuned.program,

@@ -109,7 +109,7 @@ def _called_as(device: str, state: CallState, function: Callable[..., Any], *arg
     import torch
 
     autocast = torch.autocast(device, dtype=state.autocast, enabled=state.autocast is not None)
-    with torch.set_grad_enabled(state.tracked), autocast:
+    with torch.set_grad_enabled(state.grad_enabled), autocast:
         return function(*args, **kwargs)
 
 

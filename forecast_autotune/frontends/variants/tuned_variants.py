@@ -9,7 +9,6 @@ import inspect
 import logging
 import sys
 import types
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,10 +23,9 @@ from ...core.workload import Program
 from ...errors import InvalidInputError
 from ...measure.checks import Check, validate
 from ...measure.probe import detect_cpp_toolchain
-from ...measure.state import outermost, weights_reached
 from ...protocols import Surrogate
 from ...settings import Settings
-from ..call_state import ReachedModules, state_without_data
+from ..call_state import state_without_data
 from ..keys import without_nan
 from ..nested_tuning import NestedTuner, ever_nested, of_thread
 from ..program_text.code_text import CodeText
@@ -151,9 +149,10 @@ class TunedVariants(TunedCallable):
     @traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._compiling():
-            index, knobs, order = self._choose(
-                tuple([as_constant(a) for a in args]), {n: as_constant(v) for n, v in kwargs.items()}
-            )
+            import torch
+
+            constants = tuple([as_constant(a) for a in args]), {n: as_constant(v) for n, v in kwargs.items()}
+            index, knobs, order = self._choose(*constants, torch.is_grad_enabled())
             args = (*args, *[kwargs.pop(name, default) for name, default in order])
             return self._functions[index](*args, **kwargs, **dict(knobs))
         if ever_nested and (nested := of_thread.nested) is not None and nested.decides_for(self):
@@ -193,17 +192,6 @@ class TunedVariants(TunedCallable):
         return list(zip(callables, spaces, strict=True)), self._made_in, self._options
 
     # What the variants are made of ----------------------------------------------------------------------------------
-
-    def reached_modules(self) -> ReachedModules:
-        """See `TunedCallable`."""
-        from torch.utils.weak import TensorWeakRef
-
-        holders, tensors = weights_reached(self.callables)
-        return ReachedModules(
-            modules=tuple(map(weakref.ref, outermost(holders.values()))),
-            holders={name: weakref.ref(module) for name, module in holders.items()},
-            tensors={name: TensorWeakRef(tensor) for name, tensor in tensors.items()},
-        )
 
     @cached_property
     def reading(self) -> CodeText:
@@ -275,7 +263,9 @@ class TunedVariants(TunedCallable):
         placed, rest = self.arguments.placed(tuple(args), dict(kwargs or {}))
         return self._call_of(placed, rest, self.arguments.values(placed, rest))
 
-    def chosen_while_compiling(self, positional: tuple[Any, ...], named: dict[str, Any]) -> tuple[int, Any, Any]:
+    def chosen_while_compiling(
+        self, positional: tuple[Any, ...], named: dict[str, Any], grad_enabled: bool
+    ) -> tuple[int, Any, Any]:
         """The variant that Dynamo is to trace: its index, its knobs, and the order of arguments given by name.
 
         A decision of this process or the store counts, else a forecast; while another thread measures, what the key ran
@@ -284,6 +274,7 @@ class TunedVariants(TunedCallable):
 
         Args:
             positional, named: the arguments as `as_constant` describes them.
+            grad_enabled: whether autograd may record the traced call.
         """
         import torch
         from torch._subclasses.fake_tensor import FakeTensorMode
@@ -292,7 +283,7 @@ class TunedVariants(TunedCallable):
         order = self.arguments.order(len(positional), named)
         if self._state(()) is None:  # under a transform
             return 0, tuple(self.default(defaults_only=True).knobs.items()), order
-        with _disable_current_modes(), torch.set_grad_enabled(True):
+        with _disable_current_modes(), torch.set_grad_enabled(grad_enabled):
             mode = FakeTensorMode()
             args, kwargs = self.arguments.placed(
                 tuple(from_constant(each, mode) for each in positional),
@@ -339,8 +330,8 @@ def _run_while_traced(tuned: TunedVariants) -> Callable[..., Any]:
     """A function that chooses a variant; Dynamo, which traces the call, runs it and takes its result for a constant."""
 
     @traced
-    def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuned.chosen_while_compiling(args, kwargs)
+    def choose(args: tuple[Any, ...], kwargs: dict[str, Any], grad_enabled: bool) -> Any:
+        return tuned.chosen_while_compiling(args, kwargs, grad_enabled)
 
     choose._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return choose

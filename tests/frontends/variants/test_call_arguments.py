@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import gc
 import threading
@@ -183,6 +184,127 @@ def test_which_weights_are_frozen_is_part_of_the_key() -> None:
     assert chosen(tuned) == ["for_frozen_bias", "lazily", "lazily", "for_frozen_bias"]
 
 
+def test_gradients_decide_apart_though_the_weights_are_reached_unseen() -> None:
+    def weight() -> Any:
+        return globals()["UNSEEN"]
+
+    tuned, x = (
+        fa.variants([lambda x: time.sleep(LAZY_S) or x * weight(), lambda x: x * weight().detach()]),
+        torch.ones(4),
+    )
+    with torch.no_grad():
+        tuned(x)
+    assert tuned(x).requires_grad
+    assert [tuned.job((x,)).workload.key.get("gradients"), len(tuned.decisions)] == [None, 2]
+
+
+UNSEEN = torch.ones(4, requires_grad=True)
+
+
+class Adapter(torch.nn.Module):
+    def __init__(self, base: Any) -> None:
+        super().__init__()
+        self.base, self.scale = base, torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Any) -> Any:
+        return self.base(x) * self.scale
+
+
+def test_weights_that_are_replaced_or_added_after_a_call_are_found() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+            self.tuned = fa.variants([self.lazily, self.detached])
+
+        def lazily(self, x: Any) -> Any:
+            time.sleep(LAZY_S)
+            return self.layer(x)
+
+        def detached(self, x: Any) -> Any:
+            return self.layer(x).detach()
+
+    net, x = Net().requires_grad_(requires_grad=False), torch.ones(2, 8)
+    assert not net.tuned(x).requires_grad
+    net.layer = Adapter(net.layer)
+    assert net.tuned(x).requires_grad
+    held = {"w": torch.ones(8)}
+    tuned = fa.variants([lambda x: time.sleep(LAZY_S) or x * held["w"], lambda x: x * held["w"].detach()])
+    for follows in (False, True, True):
+        held["w"] = torch.ones(8, requires_grad=follows)
+        assert tuned(x).requires_grad == follows
+    assert len(tuned.decisions) == 2
+
+
+def test_modes_and_weights_of_what_it_is_bound_to_are_part_of_the_key() -> None:
+    class Dropping(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.w = torch.nn.Dropout(0.5), torch.nn.Parameter(torch.ones(1000))
+
+        def lazily(self, x: Any) -> Any:
+            time.sleep(LAZY_S)
+            return self.drop(x * self.w)
+
+        forward = fa.variants([lazily, lambda self, x: x * self.w.detach()], key="x")
+
+    net, x = Dropping().eval(), torch.ones(1000)
+    with torch.no_grad():
+        assert net(x).all()
+        net.drop.train()  # alone: MC dropout
+        assert not net(x).all()
+        key = Dropping.forward.job((net, x)).workload.key
+        assert key["training"] == {"all but": ["Dropping"]}
+    assert net.eval()(x).requires_grad
+    assert len(Dropping.forward.decisions) == 3
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Any
+
+
+def test_tensors_of_a_dataclass_are_part_of_the_key() -> None:
+    tuned = fa.variants([lambda b: time.sleep(LAZY_S) or b.x * 2, lambda b: b.x.detach() * 2], key=lambda b: b.x.shape)
+    tuned(Batch(torch.ones(4)))
+    assert tuned(Batch(torch.ones(4, requires_grad=True))).requires_grad
+    assert tuned.job((Batch(torch.ones(4, requires_grad=True)),)).workload.key["autograd"] == ["b.x"]
+
+
+def test_a_conjugate_view_runs_the_default_whatever_the_key_says() -> None:
+    tuned = fa.variants([lambda x: x.resolve_conj() * 1, lambda x: x * 1], key=lambda x: x.shape)
+    x = torch.ones(4, dtype=torch.complex64)
+    tuned(x)
+    with pytest.warns(TuningWarning, match="conjugate or negative view"):
+        assert torch.equal(tuned(x.conj()), x)
+    assert torch.equal(tuned(torch._neg_view(x)), -x)
+    assert len(tuned.decisions) == 1
+
+
+def test_a_tensor_subclass_is_decided_apart() -> None:
+    class Logged(torch.Tensor):
+        pass
+
+    tuned = fa.variants([quick, torch.sin], key=lambda x: x.shape)
+    x = torch.ones(4)
+    tuned(x)
+    tuned(torch.nn.Parameter(x, requires_grad=False))
+    assert len(tuned.decisions) == 1
+    tuned(x.as_subclass(Logged))
+    assert len(tuned.decisions) == 2
+    assert tuned.job((x.as_subclass(Logged),)).workload.key["tensor subclasses"]["x"].endswith("Logged")
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_followed_by_its_weights_and_mode() -> None:
+    scripted, x = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())).eval(), torch.ones(4)
+    tuned = fa.variants([lambda x: scripted(x) * 1, lambda x: scripted(x)])
+    tuned(x)
+    scripted[0].bias.requires_grad_(False)
+    assert "scripted.0.bias" in tuned.job((x,)).workload.key["autograd of weights"]["all but"]
+    assert "scripted.1" in tuned.job((x,)).workload.key["training"]["all but"]
+
+
 # As an object -------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +394,20 @@ def test_a_tuned_method_and_a_tuned_attribute_are_compiled() -> None:
     scales.tuned = fa.variants([scales.quickly, scales.quickly])
     compiled = torch.compile(lambda x: scales.tuned(x) + 1, backend="eager", fullgraph=True)
     assert compiled(x).tolist() == [2] * 8
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_method_of_a_class_breaks_the_graph_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    class Doubles:
+        double = fa.variants([lambda self, x: x * 2, lambda self, x: x + x], key="x")
+
+    torch._dynamo.reset()
+    doubles = Doubles()
+    with caplog.at_level("WARNING", logger="torch._dynamo"):
+        compiled = torch.compile(lambda x: doubles.double(x=x) + 1, backend="eager")
+        assert compiled(torch.ones(8)).tolist() == [3] * 8
+    assert not [r for r in caplog.records if r.name.startswith("torch") and r.levelname == "WARNING"]
     torch._dynamo.reset()
 
 
