@@ -17,10 +17,13 @@ def raised_by_signal_handler(err: BaseException) -> bool:
 
 
 def _is_a_handlers(frame: types.FrameType) -> bool:
-    """Whether it was called with the frame that calls it, as a handler of a signal is, and next to nothing else."""
+    """Whether it was called with a signal's number and the frame that calls it, as a handler is, and little else."""
     names, varargs, _, values = inspect.getargvalues(frame)
     given = [values.get(name) for name in names]
     rest = values.get(varargs) if varargs else None
     if type(rest) is tuple:
         given.extend(rest)
-    return frame.f_back is not None and any(value is frame.f_back for value in given)
+    has_number = any(
+        issubclass(type(value), int) for value in given
+    )  # a value may be anything: isinstance could ask it
+    return has_number and frame.f_back is not None and any(value is frame.f_back for value in given)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..processes.machine import usable_cores
 from .call_tensors import holds_leaves, leaves_of_call, tensors_of_call
 from .keys import NoKeyError
-from .reached import Flags, ReachedByCalls, registered
+from .reached import ReachedByCalls
 
 ALIGNED = 64  # bytes: the widest vector load there is, AVX-512's; a GPU's are 16 or 32
 _ALIGNMENTS = tuple((i & -i) or ALIGNED for i in range(ALIGNED))
@@ -29,8 +29,9 @@ class CallState(NamedTuple):
             whether both begin at one address.
         autocast: the dtype that autocast computes in, if it is on.
         threads: of torch, for a call on the CPU; 0 elsewhere.
-        subclasses: index and type of each tensor of a subclass; parameters are none.
-        training: whether each module that callables and arguments reach is in training mode; one flag where all agree.
+        subclasses: index and class of each tensor of a subclass; parameters are none.
+        training: whether each module reached, by callables or by modules among the arguments, is in training mode; one flag
+            where all agree.
         followed_weights: whether autograd follows each tensor that they reach; one flag where all agree, empty where it
             follows none.
     """
@@ -42,7 +43,7 @@ class CallState(NamedTuple):
     overlaps: tuple[tuple[int, int, bool], ...]
     autocast: Any
     threads: int
-    subclasses: tuple[tuple[int, type], ...] = ()
+    subclasses: tuple[tuple[int, str], ...] = ()
     training: tuple[bool, ...] = ()
     followed_weights: tuple[bool, ...] = ()
 
@@ -77,9 +78,7 @@ class CallState(NamedTuple):
         if self.threads not in (0, usable_cores()):
             kept["torch threads"] = self.threads
         if self.subclasses:
-            kept["tensor subclasses"] = {
-                labels[i]: f"{kind.__module__}.{kind.__qualname__}" for i, kind in self.subclasses
-            }
+            kept["tensor subclasses"] = {labels[i]: kind for i, kind in self.subclasses}
         if False in self.training:
             kept["training"] = _all_but(self.training, modules)
         return kept
@@ -105,17 +104,17 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
     from torch.autograd import forward_ad
 
     tensor, grad_enabled, threads = torch.Tensor, torch.is_grad_enabled, torch.get_num_threads
-    dense, plain = frozenset({tensor, torch.nn.Parameter}), _plain_kinds()
-    flags, by_callables = reached.flags, reached.by_callables
+    dense, plain, module = frozenset({tensor, torch.nn.Parameter}), _plain_kinds(), torch.nn.Module
+    flags = reached.flags
 
     def state(values: Sequence[Any]) -> tuple[Any, ...] | None:  # one loop: each comprehension takes 0.1 us
         if transforms() is not None or forward_ad._current_level >= 0:
             return None
         tensors: list[Any] = []
         addresses: list[int] = []
-        objects: list[Any] = []
+        modules: list[Any] = []
         followed: tuple[int, ...] = ()
-        subclasses: tuple[tuple[int, type], ...] = ()
+        subclasses: tuple[tuple[int, str], ...] = ()
         any_bits, device = 0, -1
         for value in values:
             kind = type(value)
@@ -125,9 +124,10 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
                 if not isinstance(value, tensor):
                     if holds_leaves(value):
                         return state(leaves_of_call(values))
-                    objects.append(value)
+                    if isinstance(value, module):
+                        modules.append(value)
                     continue
-                subclasses += ((len(tensors), kind),)
+                subclasses += ((len(tensors), f"{kind.__module__}.{kind.__qualname__}"),)
             if value.requires_grad:
                 followed += (len(tensors),)
             if value.is_neg() or value.is_conj():
@@ -139,10 +139,7 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
             if device < 0 and value.is_cuda:
                 device = value.get_device()
         grad = grad_enabled()
-        training: Flags = ()
-        followed_weights: Flags = ()
-        if objects or by_callables.nothing_since is not registered[0]:
-            training, followed_weights = flags(objects, grad)
+        training, followed_weights = flags(modules, grad)
         return (
             device,
             grad,
@@ -166,12 +163,11 @@ def _plain_kinds() -> frozenset[type]:
     return frozenset({int, float, complex, bool, str, bytes, type(None), *of_torch})
 
 
-def objects_of_call(values: Sequence[Any]) -> list[Any]:
-    """What is neither a tensor nor a plain value: modules and other objects, those in containers included."""
+def modules_of_call(values: Sequence[Any]) -> list[Any]:
+    """The modules among some values, those in containers included."""
     import torch
 
-    plain = _plain_kinds()
-    return [leaf for leaf in leaves_of_call(values) if type(leaf) not in plain and not isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in leaves_of_call(values) if isinstance(leaf, torch.nn.Module)]
 
 
 def _share_storage(tensors: Sequence[Any]) -> bool:
@@ -188,7 +184,7 @@ def state_without_data(values: Sequence[Any], reached: ReachedByCalls) -> CallSt
     tensors = tensors_of_call(values)
     device = next((t.get_device() for t in tensors if t.is_cuda), -1)
     grad_enabled = torch.is_grad_enabled()
-    training, followed_weights = reached.flags(objects_of_call(values), grad_enabled)
+    training, followed_weights = reached.flags(modules_of_call(values), grad_enabled)
     return CallState(
         device=device,
         grad_enabled=grad_enabled,

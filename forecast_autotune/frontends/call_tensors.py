@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from ..core.signal_handlers import raised_by_signal_handler
+
 
 def tensors_of_call(values: Sequence[Any]) -> list[Any]:
     """The tensors among some values, those in lists, tuples, dicts and dataclasses included."""
@@ -16,7 +18,7 @@ def tensors_of_call(values: Sequence[Any]) -> list[Any]:
 
 def leaves_of_call(values: Sequence[Any]) -> list[Any]:
     """The values with each list, tuple, dict and dataclass replaced by what it holds."""
-    return [leaf for _, leaf in _leaves(zip(labels_of(values, ()), values, strict=True))]
+    return [leaf for _, leaf in _leaves(("", value) for value in values)]
 
 
 def versions_of_tensors(values: Sequence[Any]) -> list[int]:
@@ -43,32 +45,52 @@ def holds_leaves(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
+    try:
+        if not hasattr(type(value), "__dataclass_fields__"):
+            return False
+    except Exception:  # of its metaclass
+        return False
     import torch
 
-    return hasattr(type(value), "__dataclass_fields__") and not isinstance(value, (torch.Tensor, torch.nn.Module))
+    return not isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
-def _leaves(labelled: Iterable[tuple[str, Any]], within: frozenset[int] = frozenset()) -> Iterator[tuple[str, Any]]:
-    """What is no container, by label; a container that holds itself is looked into once.
-
-    Args:
-        within: identities of the containers that hold these values.
-    """
-    for label, value in labelled:
-        if not holds_leaves(value):
-            yield label, value
-        elif id(value) not in within:
-            yield from _leaves(_labelled_parts(label, value), within | {id(value)})
+def _leaves(labelled: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """What is no container, by label. A list, tuple or dict that holds itself is looked into once, a dataclass anyway."""
+    records: set[int] = set()
+    within: set[int] = set()
+    path: list[tuple[int, Iterator[tuple[str, Any]]]] = [(0, iter(labelled))]
+    while path:
+        for label, value in path[-1][1]:
+            key = id(value)
+            if not holds_leaves(value):
+                yield label, value
+            elif key not in within and key not in records:
+                (records if _is_record(value) else within).add(key)
+                path.append((key, _labelled_parts(label, value)))
+                break
+        else:
+            within.discard(path.pop()[0])
 
 
 def _labelled_parts(label: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds, by label; without labels where it has none, for they take as long as all else."""
     if isinstance(value, dict):
-        yield from ((f"{label}[{key}]", v) for key, v in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"{label}[{i}]", v) for i, v in enumerate(value))
-    else:
-        fields = type(value).__dataclass_fields__
-        yield from ((f"{label}.{field}", getattr(value, field)) for field in fields if hasattr(value, field))
+        return ((label and f"{label}[{key}]", held) for key, held in value.items())
+    if isinstance(value, (list, tuple)):
+        return ((label and f"{label}[{i}]", held) for i, held in enumerate(value))
+    return _fields(label, value)
+
+
+def _fields(label: str, record: Any) -> Iterator[tuple[str, Any]]:
+    for field in type(record).__dataclass_fields__:
+        try:
+            held = getattr(record, field)
+        except Exception as err:  # it is a property, or not there yet
+            if raised_by_signal_handler(err):
+                raise
+            continue
+        yield label and f"{label}.{field}", held
 
 
 CAPTURING = "a CUDA graph was being captured"

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..measure.state import weights_reached, with_modes
 
 Flags = tuple[bool, ...]
-_References = list[Callable[[], Any]]
 
-registered: list[object] = [None]
-"""Holds another object after each registration of a parameter or a module with a module of torch, anywhere."""
+MOST_IDLE_WALKS = (
+    8  # that found nothing else followed than before: what comes and goes is a cache of the program's, then
+)
 
-_training, _requires_grad = attrgetter("training"), attrgetter("requires_grad")
-
-
-def _note_registration(*_: Any) -> None:
-    registered[0] = object()
+_training = attrgetter("training")
 
 
-def _watch_registrations() -> None:
-    from torch.nn.modules import module
+class _Found(NamedTuple):
+    """What a walk found, held weakly: modules by what is asked of them, and tensors that are no parameters."""
 
-    if registered[0] is None:
-        module.register_module_module_registration_hook(_note_registration)
-        module.register_module_parameter_registration_hook(_note_registration)
-        _note_registration()
+    with_modes: list[Callable[[], Any]]
+    with_parameters: list[Callable[[], Any]]
+    with_children: list[tuple[Callable[[], Any], list[int]]]  # and the identities of these
+    tensors: list[Callable[[], Any]]
+    followed: list[bool]  # of the tensors, when they were last there
 
 
 class Reached:
     """The modules that some objects reach, their parameters, and other tensors that autograd may follow.
 
-    Objects are walked through at the first call, and again where something found is gone, or anything was registered with a
-    module since. All are held weakly.
-
-    Attributes:
-        nothing_since: what `registered` held when a walk found nothing; None if it found something.
+    Objects are walked through at the first call, and again where a module or a tensor is gone, or a module holds others than
+    it did. After some walks for nothing, only tensors that were followed are missed.
     """
 
-    __slots__ = ("_found", "_names", "nothing_since")
+    __slots__ = ("_found", "_idle_walks", "_names")
 
     def __init__(self) -> None:
-        self.nothing_since: object = None
-        self._found: tuple[object, _References, _References, _References] = (None, [], [], [])
+        self._found: _Found | None = None
+        self._idle_walks = 0
         self._names: tuple[list[str], list[str]] = ([], [])
 
     def flags(self, roots: Iterable[Any], grad_enabled: bool) -> tuple[Flags, Flags]:
@@ -55,14 +48,17 @@ class Reached:
         Args:
             roots: the objects; the same at each call.
         """
-        if self._found[0] is registered[0]:
+        before = self._found
+        if before is not None:
             try:  # contextlib.suppress takes 0.3 us
-                return self._flags(grad_enabled)
-            except AttributeError:  # of None, for what is gone
+                return _flags(before, grad_enabled, misses_all=self._idle_walks < MOST_IDLE_WALKS)
+            except (AttributeError, _ChangedError):  # the former of None, for what is gone
                 pass
-        held = self._walk(roots)
-        flags = self._flags(grad_enabled)
+        self._found, held = self._walk(roots)
+        flags = _flags(self._found, grad_enabled)
         del held
+        if before is not None and before.followed == self._found.followed:
+            self._idle_walks += 1
         return flags
 
     def names(self, roots: Iterable[Any]) -> tuple[list[str], list[str]]:
@@ -70,53 +66,66 @@ class Reached:
         self.flags(roots, grad_enabled=True)  # which walks through them where that is needed
         return self._names
 
-    def _flags(self, grad_enabled: bool) -> tuple[Flags, Flags]:
-        _, with_modes, holders, tensors = self._found
-        training = tuple(map(_training, [m() for m in with_modes]))
-        if not grad_enabled:
-            return training, ()
-        # Parameters are read from their modules: torch.func.functional_call puts others there, and nothing else tells of it.
-        followed = [p.requires_grad for m in holders for p in m()._parameters.values() if p is not None]
-        if tensors:
-            followed += map(_requires_grad, [t() for t in tensors])
-        return training, tuple(followed)
-
-    def _walk(self, roots: Iterable[Any]) -> object:
-        """Find what the roots hold now. Returns it, to be kept alive until it is read."""
+    def _walk(self, roots: Iterable[Any]) -> tuple[_Found, object]:
+        """Find what the roots hold now. Returns it, and what to keep alive until it is read."""
         from torch.utils.weak import TensorWeakRef
 
-        since = registered[0]
         modules, tensors = weights_reached(roots)
         modes = with_modes(modules)
         holders = {name: module for name, module in modules.items() if len(module._parameters)}
         parameters = (f"{n}.{p}" for n, m in holders.items() for p, held in m._parameters.items() if held is not None)
         self._names = list(modes), [*parameters, *tensors]
-        self._found = (
-            since,
+        found = _Found(
             [weakref.ref(module) for module in modes.values()],
             [weakref.ref(module) for module in holders.values()],
+            [(weakref.ref(m), [*map(id, m._modules.values())]) for m in modules.values() if _may_change(m)],
             [TensorWeakRef(tensor) for tensor in tensors.values()],
+            [True] * len(tensors),
         )
-        self.nothing_since = None if modules or tensors else since
-        return modules, tensors
+        return found, (modules, tensors)
+
+
+class _ChangedError(Exception):
+    """What was found is no longer what is reached."""
+
+
+def _may_change(module: Any) -> bool:
+    """Whether it holds modules that a program may exchange; those of TorchScript are made anew at each look."""
+    return type(module._modules) is dict and len(module._modules) > 0
+
+
+def _flags(found: _Found, grad_enabled: bool, *, misses_all: bool = True) -> tuple[Flags, Flags]:
+    for module, children in found.with_children:
+        if [*map(id, module()._modules.values())] != children:
+            raise _ChangedError
+    training = tuple(map(_training, [m() for m in found.with_modes]))
+    if not grad_enabled:
+        return training, ()
+    # Parameters are read from their modules: torch.func.functional_call puts others there, and nothing else tells of it.
+    followed = [p.requires_grad for m in found.with_parameters for p in m()._parameters.values() if p is not None]
+    for i, reference in enumerate(found.tensors):
+        if (tensor := reference()) is not None:
+            found.followed[i] = tensor.requires_grad
+        elif misses_all or found.followed[i]:
+            raise _ChangedError
+    return training, (*followed, *found.followed)
 
 
 class ReachedByCalls:
-    """What the calls of a tuned function reach: by its callables, and by arguments that are neither tensors nor plain.
+    """What the calls of a tuned function reach: by its callables, and by arguments that are modules.
 
     Args:
         callables: what it chooses among.
     """
 
     def __init__(self, callables: Sequence[Any] = ()) -> None:
-        _watch_registrations()
         self._callables = callables
-        self.by_callables = Reached()
+        self._by_callables = Reached()
         self._by_argument: dict[int, tuple[Callable[[], Any], Reached]] = {}  # by identity
 
     def flags(self, arguments: Sequence[Any], grad_enabled: bool) -> tuple[Flags, Flags]:
         """See `Reached.flags`; one flag where all agree, and of tensors none where autograd follows none."""
-        training, followed = self.by_callables.flags(self._callables, grad_enabled)
+        training, followed = self._by_callables.flags(self._callables, grad_enabled)
         for argument in arguments:
             further = self._of_argument(argument).flags((argument,), grad_enabled)
             training, followed = training + further[0], followed + further[1]
@@ -124,7 +133,7 @@ class ReachedByCalls:
 
     def names(self, arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
         """See `Reached.names`."""
-        names = [self.by_callables.names(self._callables), *(self._of_argument(a).names((a,)) for a in arguments)]
+        names = [self._by_callables.names(self._callables), *(self._of_argument(a).names((a,)) for a in arguments)]
         return [n for modules, _ in names for n in modules], [n for _, tensors in names for n in tensors]
 
     def _of_argument(self, argument: Any) -> Reached:
@@ -132,8 +141,7 @@ class ReachedByCalls:
         if (entry := known.get(key)) is not None and entry[0]() is argument:
             return entry[1]
         reached = Reached()
-        with contextlib.suppress(TypeError):  # one without weak references is walked through at each call
-            known[key] = weakref.ref(argument, lambda _: known.pop(key, None)), reached
+        known[key] = weakref.ref(argument, lambda _: known.pop(key, None)), reached
         return reached
 
 

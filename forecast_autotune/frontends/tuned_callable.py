@@ -14,7 +14,7 @@ from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
 from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
-from .call_state import CallState, make_state_function, objects_of_call, state_without_data
+from .call_state import CallState, make_state_function, modules_of_call, state_without_data
 from .call_tensors import hold_no_data, labelled_tensors, versions_of_tensors, why_unmeasured, why_untuned
 from .deciding import untraced
 from .dispatch import Dispatcher, FrontDoor
@@ -133,7 +133,7 @@ class TunedCallable:
     def state_as_json(self, call: Call) -> dict[str, object]:
         """See `CallState.as_json`."""
         labels = list(labelled_tensors(call.values, self.names or ()))
-        return call.state.as_json(labels, *self._reached.names(objects_of_call(call.values)))
+        return call.state.as_json(labels, *self._reached.names(modules_of_call(call.values)))
 
     def _make_call(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call under the decision for its key. A hit makes the key, looks it up and calls."""
@@ -141,6 +141,8 @@ class TunedCallable:
             key = (self._state(values), self._key(*values))
             entry = self._find(key)
         except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
             key, entry = self._key_without_state(values, err), None  # type: ignore[assignment]
         if entry is None or entry.provisional is not None or entry.fallback is not None:
             return self._miss(key, values, args, kwargs)
@@ -148,7 +150,7 @@ class TunedCallable:
 
     def _miss(self, key: Any, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if key is None or key[0] is None:  # under a transform
-            call = Call(state=state_without_data((), self._reached), values=values, args=args, kwargs=kwargs)
+            call = Call(state=state_without_data((), ReachedByCalls()), values=values, args=args, kwargs=kwargs)
             return untraced(self._door.default)(call).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
         entry = self.dispatcher.table.get(key)

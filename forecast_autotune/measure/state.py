@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
 
 
 def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], dict[str, torch.Tensor]]:
-    """The modules that some callables hold, and the tensors beside their parameters that autograd may follow, now or later.
+    """The modules that some callables hold, and the leaves beside their parameters that autograd may follow, now or later.
 
     By where each was met, with a number where two were met under one name. Buffers count if they require gradients now.
     """
@@ -63,10 +64,10 @@ def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], 
     for name, value in _reached(values):
         if isinstance(value, torch.nn.Module):
             modules[_unlike(name, modules)] = value
-        elif isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+        elif isinstance(value, torch.Tensor) and value.is_leaf and (value.is_floating_point() or value.is_complex()):
             tensors[_unlike(name, tensors)] = value
     parameters = {id(t) for m in modules.values() for t in m._parameters.values()}
-    gradients = {id(t.grad) for t in tensors.values() if t.is_leaf}
+    gradients = {id(t.grad) for t in tensors.values()}
     buffers = {id(t) for m in modules.values() for t in m._buffers.values() if t is not None and not t.requires_grad}
     others = parameters | gradients | buffers
     return modules, {name: tensor for name, tensor in tensors.items() if id(tensor) not in others}
@@ -107,7 +108,7 @@ def _reached(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     seen: set[int] = set()
     waiting: deque[tuple[str, Any]] = deque()
     for value in values:
-        with contextlib.suppress(Exception):
+        with _whatever_it_raises():
             waiting.append((_name(value), value))
     held = []  # so that no identity is given away
     while waiting:
@@ -121,10 +122,19 @@ def _reached(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         held.append(value)
         if issubclass(type(value), kinds):
             yield name, value
-        with contextlib.suppress(Exception):
+        with _whatever_it_raises():
             for part in _parts(name, value):
                 if type(part[1]) not in _PLAIN and id(part[1]) not in seen:
                     waiting.append(part)
+
+
+@contextlib.contextmanager
+def _whatever_it_raises() -> Iterator[None]:
+    try:
+        yield
+    except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
 
 
 def _name(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,13 @@ def test_an_error_of_the_code_itself_is_none_and_leaves_no_cycle() -> None:
         assert not is_of_a_handler(fail, held)
         del held
         assert held_still() is None
+
+
+def test_a_function_that_is_handed_its_callers_frame_is_no_handler() -> None:
+    def fail(frame: Any) -> None:
+        raise DeadlineError
+
+    assert not is_of_a_handler(lambda: fail(sys._getframe()))
 
 
 def test_an_error_that_was_never_raised_is_nobodys() -> None:

@@ -17,6 +17,7 @@ from toy import Toy
 
 import forecast_autotune as fa
 from forecast_autotune.errors import InvalidInputError, TuningWarning
+from forecast_autotune.frontends import reached
 from forecast_autotune.frontends.keys import device_of
 
 torch = pytest.importorskip("torch")
@@ -269,6 +270,69 @@ def test_tensors_of_a_dataclass_are_part_of_the_key() -> None:
     tuned(Batch(torch.ones(4)))
     assert tuned(Batch(torch.ones(4, requires_grad=True))).requires_grad
     assert tuned.job((Batch(torch.ones(4, requires_grad=True)),)).workload.key["autograd"] == ["b.x"]
+
+
+@dataclasses.dataclass
+class Node:
+    x: Any
+    others: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def unread(self) -> Any:
+        raise RuntimeError("not there yet")
+
+
+def test_dataclasses_that_share_parts_or_form_a_long_chain_are_looked_into_once() -> None:
+    nodes = [Node(torch.ones(4)) for _ in range(2000)]
+    for i, node in enumerate(nodes):
+        node.others = [nodes[(i + step) % len(nodes)] for step in (1, 2, 3)]
+    tuned = fa.variants([lambda n: time.sleep(LAZY_S) or n.x * 2, lambda n: n.x.mul(2)], key=lambda n: n.x.shape)
+    assert torch.equal(tuned(nodes[0]), 2 * nodes[0].x)
+    nodes[-1].x.requires_grad_()
+    assert tuned.job((nodes[0],)).workload.key["autograd"], "of the last one that the first reaches"
+
+
+def test_a_field_that_raises_when_it_is_read_is_passed_over() -> None:
+    kind = dataclasses.make_dataclass("Lazy", ["x", "unread"])
+    lazy_one = kind(torch.ones(4), None)
+    kind.unread = Node.unread
+    tuned = fa.variants([lambda r: r.x.sin(), lambda r: torch.sin(r.x)], key=lambda r: r.x.shape)
+    assert torch.equal(tuned(lazy_one), lazy_one.x.sin())
+
+
+def test_tensors_that_come_and_go_cost_a_few_walks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[object] = []
+    walk = reached.weights_reached
+    monkeypatch.setattr(reached, "weights_reached", lambda roots: walks.append(None) or walk(roots))
+    last: dict[str, Any] = {}
+
+    def keeps(x: Any) -> Any:
+        last["result"] = x.detach() * 2
+        return last["result"] + x
+
+    tuned = fa.variants([keeps, lambda x: 3 * x])
+    for _ in range(50):
+        tuned(torch.ones(4))
+    few = len(walks)
+    for _ in range(50):
+        tuned(torch.ones(4))
+    assert len(walks) == few <= 2 * reached.MOST_IDLE_WALKS
+
+
+def test_what_a_program_builds_elsewhere_is_compiled_as_ever() -> None:
+    tuned = fa.variants([lambda x: x.sin(), torch.sin])
+    tuned(torch.ones(4))
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ReLU()
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x)
+
+    compiled = torch.compile(lambda x: Block()(x) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(4)), torch.full((4,), 2.0))
 
 
 def test_a_conjugate_view_runs_the_default_whatever_the_key_says() -> None:
