@@ -176,6 +176,18 @@ def test_a_key_holds_the_constexprs_that_the_call_gives() -> None:
     assert key_parts(keys[0]) == {"n": "64", "CAUSAL": "True", "D": "64", "dtypes": "f32"}
 
 
+def test_a_constexpr_given_as_its_default_is_one_left_out() -> None:
+    @triton.jit
+    def head(x_ptr, n, BLOCK: tl.constexpr, D: tl.constexpr = None, E: tl.constexpr = 1):
+        tl.store(x_ptr + tl.arange(0, BLOCK), 0)
+
+    def key(**given: Any) -> Any:
+        return bound(tuned(head), torch.empty(64), 64, **given).job.workload.key
+
+    assert key() == key(D=None, E=1) == {"n": 64, "dtypes": {"x_ptr": "torch.float32"}}
+    assert key(D=0, E=True)["constexprs"] == {"D": 0, "E": True}
+
+
 def test_timings_are_printed_as_triton_prints_them() -> None:
     call = bound(tuned(), torch.empty(64), 64, 2.0)
     first, second, *_ = call.job.space
