@@ -101,10 +101,10 @@ def _write_tree(target: str, store: StoreFile, *, sources: bool) -> int:
     with SqliteStore(store.path.parent) as own:
         exchange = Exchange(own, Mirror(None, location.url), location, sources=sources, complain=say)
         digest, count = write_tree(location, exchange.everything(), sources=sources)
-    named = f"{location.shown}#{digest}" if "://" in target else str(Path(target).absolute())
     if not count:
-        say(f"{named} is empty: decisions of rehearsals, and those that were not measured, go into no tree")
+        say("nothing is written: decisions of rehearsals, and those that were not measured, go into no tree")
         return NOTHING
+    named = f"{location.shown}#{digest}" if "://" in target else str(Path(target).absolute())
     print(named)
     say(f"wrote {count} segments; FORECAST_AUTOTUNE_PACKS takes what is printed")
     return OK

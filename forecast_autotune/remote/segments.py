@@ -256,11 +256,14 @@ def _rank(decided: Decided) -> tuple[float, str]:
 
 
 def since(contents: Contents, at: float) -> Contents:
-    """Contents without what was measured, decided or withdrawn before a time, in seconds since the epoch."""
+    """Contents without what was measured or decided before a time, in seconds since the epoch.
+
+    What is withdrawn stays so: other machines may have it, and would send it again.
+    """
     entries: list[Entry] = []
     for entry in contents.entries:
         if isinstance(entry, Decided):
             entries += [entry] if entry.decision.decided_at >= at else []
         elif kept := tuple(o for o in entry.outcomes if o.recorded_at >= at):
             entries.append(replace(entry, outcomes=kept))
-    return Contents(entries=tuple(entries), withdrawn=tuple(w for w in contents.withdrawn if w.before >= at))
+    return Contents(entries=tuple(entries), withdrawn=contents.withdrawn)

@@ -44,6 +44,8 @@ _PATH = re.compile(rf"{LAYOUT}/([0-9a-f]{{32}})/([0-9a-f]{{32}})/([0-9a-f]{{32}}
 def write_tree(location: Location, contents: Iterable[tuple[str, str, Contents]], *, sources: bool) -> tuple[str, int]:
     """Write a pack: segments, then the card, then the manifest; returns the manifest's SHA-256 and how many segments.
 
+    Where nothing goes into it, nothing is written, and a pack that stands there stays.
+
     Args:
         contents: what it is to hold, with the digests of the hardware and the program.
         sources: whether it holds the source text of kernels.
@@ -63,6 +65,8 @@ def write_tree(location: Location, contents: Iterable[tuple[str, str, Contents]]
             name = segments.name_of(data)
             location.write(hardware, program, name, data)
             paths.append(f"{LAYOUT}/{hardware}/{program}/{name}")
+    if not paths:
+        return "", 0
     manifest = (json.dumps({**FORMAT.header, "segments": sorted(paths)}, indent=1) + "\n").encode()
     location.write_file(CARD, card(decided, sources=sources).encode())
     location.write_file(MANIFEST, manifest)

@@ -126,14 +126,21 @@ def test_a_tree_lies_in_the_folder_of_the_name_that_is_printed(
         assert store.decision(a_job(key={"n": 2})) is not None
 
 
-def test_a_tree_of_rehearsals_alone_is_empty_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rehearsals_alone_go_into_no_tree_and_leave_the_one_that_is_there(
+    tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with SqliteStore(tmp_path / "rehearsed") as store:
         job = replace(a_job(), hardware=replace(HARDWARE, kind=REHEARSAL_KINDS[0]))
         store.decide(job, a_decision(job, decided_at=time.time()))
-    assert main(["export", f"{tmp_path}/tree/", "--dir", str(tmp_path / "rehearsed")]) == 1
+    assert main(["export", f"{tmp_path}/new/", "--dir", str(tmp_path / "rehearsed")]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert "decisions of rehearsals" in err
+    assert not (tmp_path / "new" / MANIFEST).exists()
+    pack = export(tuned, f"{tmp_path}/tree/", capsys)
+    assert main(["export", f"{tmp_path}/tree/", "--dir", str(tmp_path / "rehearsed")]) == 1
+    with used(tmp_path / "own", pack) as store:
+        assert store.decision(a_job(key={"n": 2})) is not None
 
 
 @pytest.mark.parametrize("target", ["-", "a:b/", "file://a/b/"])

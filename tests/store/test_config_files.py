@@ -20,7 +20,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.store.config_files import FLA, FORMATS, SGLANG, VLLM
-from forecast_autotune.store.config_files.base import Export, Tuned, Where, write
+from forecast_autotune.store.config_files.base import Export, Tuned, Where, dtypes_of, write
 from forecast_autotune.store.config_files.fused_moe import BATCH_SIZES, Layer, layer_of
 from forecast_autotune.store.config_files.imported import (
     FOLDER,
@@ -153,6 +153,11 @@ def test_what_a_key_says_under_other_names_can_be_stated(tmp_path: Path) -> None
         assert complaint in why(exported(tmp_path, where=["M=tokens", "E=8", statement]))
     with pytest.raises(InvalidInputError, match="accepted is NAME=VALUE with M, E, N, K, dtype"):
         exported(tmp_path, where=["H=8"])
+
+
+def test_a_constexpr_named_dtype_is_no_tensors() -> None:
+    key = {"constexprs": {"dtype": "fp32"}, "dtypes": {"x_ptr": "torch.float16"}}
+    assert dtypes_of(kernel_job(**key).workload) == ["float16"]
 
 
 def test_a_key_of_the_layers_tensors_says_all(tmp_path: Path) -> None:

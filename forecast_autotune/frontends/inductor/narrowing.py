@@ -231,7 +231,7 @@ class Narrowing:
         store, budget, job = open_store(how.settings), Budget(how.budget), candidates.undescribed_job
         measures = budget.measures and how.settings.mode != "strict"
         known = recall(job, how, store)
-        few_were_tried = known is not None and measures and budget.all and known.budget != str(budget)
+        few_were_tried = known is not None and measures and budget.all and "all" not in known.budget
         if known is not None and known.tried and not few_were_tried:
             self._count(recalled=True)
             return _chosen_of(candidates, [hold_to(job, how, store, known).config])

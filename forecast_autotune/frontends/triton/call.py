@@ -180,13 +180,19 @@ class TritonCall:
     def _constexprs(self) -> dict[str, Value]:
         """What the call compiles into the kernel and `key=` does not name: with another head size another config fits.
 
-        Triton's key leaves them out, for its choice ends with the process. A stored one has to hold for other calls.
+        Triton's key leaves them out, for its choice ends with the process. A stored one has to hold for other calls. One
+        that is given as its default is the same as one left out.
         """
         parameters = () if self.kernel is None else self.kernel.params
-        return {
-            p.name: plain_value(self.named[p.name])
+        given = {
+            p: plain_value(self.named[p.name])
             for p in parameters
             if p.is_constexpr and p.name in self.named and p.name not in self.spec.key
+        }
+        return {  # by their texts, for True is not 1
+            p.name: value
+            for p, value in given.items()
+            if not (p.has_default and repr(value) == repr(plain_value(p.default)))
         }
 
     def _timing(self) -> str:

@@ -298,17 +298,17 @@ def launch_another(
 ) -> Any:
     """Launch under the default or the first config after it that the device takes, and keep that one for the key.
 
-    For a config without a measurement: a forecast one, or the default while another thread or process tunes.
+    For a config that was not measured in this process: a forecast or recalled one, or the default while another thread or
+    process tunes. Where no other config runs either, it is the call, and the choice stays.
 
     Args:
         refused: the config whose launch raised `err`.
     Raises:
-        Exception: `err`, where every config is refused.
+        Exception: `err`, where every config is refused; what the launch of another one raises.
     """
-    if entry.launcher is refused and entry.fallback is not None:
-        tuner.dispatcher.fall_back(key, entry, err)
+    fallback = entry.fallback if entry.launcher is refused else None
     tried = [refused]
-    for config in (entry.launcher, *tuner.pruned_configs(args, kwargs)):
+    for config in (entry.launcher if fallback is None else fallback[0], *tuner.pruned_configs(args, kwargs)):
         if any(config is each for each in tried):
             continue
         tried.append(config)
@@ -317,6 +317,8 @@ def launch_another(
             result = tuner._launch(config, args, kwargs)
         except _REFUSALS:
             continue
+        if fallback is not None:
+            tuner.dispatcher.fall_back(key, entry, err)
         if entry.launcher is not config:
             with tuner.dispatcher.table.lock:
                 entry.launcher = config

@@ -32,7 +32,8 @@ def kernel_name(kernel: Any) -> str:
 def plain_value(value: Any) -> Value:
     """The value of a knob or a key, as text where it has no JSON form, such as a dtype.
 
-    A function given as a constexpr becomes its name with a digest of its code: two closures may share a name.
+    A function given as a constexpr becomes its name with a digest of its code: two closures may share a name. So does an
+    object whose text would be its address.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -46,6 +47,8 @@ def plain_value(value: Any) -> Value:
     if isinstance(value, functools.partial):
         return f"{plain_value(value.func)} of {plain_value((*value.args, *value.keywords.items()))}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    if is_kernel(value) or (callable(value) and name and not isinstance(value, type)):
+    kind: Any = type(value)
+    has_no_text = kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__
+    if is_kernel(value) or has_no_text or (callable(value) and name and not isinstance(value, type)):
         return f"{name or type(value).__qualname__} {digest_of(value)[:12]}"
     return str(name or value)

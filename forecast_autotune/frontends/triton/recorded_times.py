@@ -89,7 +89,7 @@ class RecordedTimes:
             self._constant_us[kernel] = float(times)
         elif isinstance(times, Recording):
             knobs = tuple(times.default.knobs)
-            table = _Table(key=times.workload.key, outcomes=times.outcomes, knobs=knobs)
+            table = _Table(key=_arguments(times.workload.key), outcomes=times.outcomes, knobs=knobs)
             self._tables.setdefault(kernel or times.workload.program.name, []).append(table)
         elif isinstance(times, Mapping):
             named = {name: value for name, value in times.items() if isinstance(name, str)}
@@ -110,6 +110,12 @@ class RecordedTimes:
         else:
             for recording in times:
                 self._add(kernel, recording)
+
+
+def _arguments(key: Mapping[str, object]) -> dict[str, object]:
+    """The arguments that a stored key names, its constexprs among them."""
+    constexprs = key.get("constexprs")
+    return {**key, **(constexprs if isinstance(constexprs, Mapping) else {})}
 
 
 def is_scalar(value: object) -> bool:

@@ -294,7 +294,7 @@ def test_where_the_library_is_sure_nothing_is_left_to_be_tuned(timed: Timed, mon
 
 
 def test_all_are_timed_though_few_were_before(timed: Timed, monkeypatch: Any) -> None:
-    for budget in ("2", "all", "all", "2"):
+    for budget in ("2", "all", "all,60s", "all", "2"):
         monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
         as_another_process(monkeypatch)
         product(m=2048, n=2048)

@@ -1290,6 +1290,16 @@ def test_a_recalled_config_that_does_not_fit_here_gives_way(monkeypatch: pytest.
     assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
+def test_a_call_that_runs_under_no_config_leaves_what_was_recalled() -> None:
+    with playing():
+        call(tuned())
+        kernel = tuned()
+        with pytest.raises(triton.CompilationError):
+            kernel[(4,)](torch.empty(4096), 1000, None)
+        call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": BEST}
+
+
 def test_a_program_may_give_a_kernel_another_name() -> None:
     kernel = tuned()
     kernel.name = "scale of attention"

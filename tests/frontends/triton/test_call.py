@@ -134,11 +134,32 @@ def test_a_hook_that_launches_a_kernel_launches_it_on_no_tensor_without_data() -
     x = torch.ones(64)
     with playing() as on:
         call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, 2.0)
-        (hooked, result), (_, plain) = call.compiler.compile(list(call.job.space))
+        hooked, plain = call.job.space
+        results = dict(call.compiler.compile([hooked, plain]))
         assert not on.launches
     assert call.arguments_of(hooked)[0] == (x, 64, 2.0)
-    assert type(result) is type(plain), "a hook changes nothing here that is compiled for"
+    assert type(results[hooked]) is type(results[plain]), "a hook changes nothing here that is compiled for"
     assert call.arguments_of.hooked == {hooked}, "it may change tensors"
+
+
+def test_a_hook_that_launches_a_tuned_kernel_tunes_it_at_a_launch_alone(caplog: pytest.LogCaptureFixture) -> None:
+    inner = tuned()
+    hooked = [
+        triton.Config({"BLOCK": b}, pre_hook=lambda named: inner[(1,)](named["x_ptr"], 64, 1.0)) for b in (64, 128)
+    ]
+    with playing():
+        call = bound(tuned(configs=hooked), torch.ones(64), 64, 2.0)
+        dict(call.compiler.compile(list(call.job.space)))
+        assert call.arguments_of.hooked == set(call.job.space)
+        assert not inner.decisions
+        assert not inner.cache
+        inner[(1,)](torch.ones(64), 64, 1.0)
+        inner[(1,)](torch.ones(64), 64, 1.0)
+        again = bound(tuned(configs=hooked), torch.ones(64), 64, 2.0)
+        dict(again.compiler.compile(list(again.job.space)))
+        assert again.arguments_of.hooked == set(again.job.space)
+    assert [decision.basis for decision in inner.decisions.values()] == ["measured"]
+    assert "none of" not in caplog.text
 
 
 def test_a_key_holds_the_constexprs_that_the_call_gives() -> None:
@@ -153,6 +174,18 @@ def test_a_key_holds_the_constexprs_that_the_call_gives() -> None:
     shared = {"n": 64, "CAUSAL": True, "dtypes": {"x_ptr": "torch.float32"}}
     assert keys == [{**shared, "constexprs": {"D": 64}}, {**shared, "constexprs": {"D": 512}}]
     assert key_parts(keys[0]) == {"n": "64", "CAUSAL": "True", "D": "64", "dtypes": "f32"}
+
+
+def test_a_constexpr_given_as_its_default_is_one_left_out() -> None:
+    @triton.jit
+    def head(x_ptr, n, BLOCK: tl.constexpr, D: tl.constexpr = None, E: tl.constexpr = 1):
+        tl.store(x_ptr + tl.arange(0, BLOCK), 0)
+
+    def key(**given: Any) -> Any:
+        return bound(tuned(head), torch.empty(64), 64, **given).job.workload.key
+
+    assert key() == key(D=None, E=1) == {"n": 64, "dtypes": {"x_ptr": "torch.float32"}}
+    assert key(D=0, E=True)["constexprs"] == {"D": 0, "E": True}
 
 
 def test_timings_are_printed_as_triton_prints_them() -> None:

@@ -262,6 +262,17 @@ def test_functions_as_knobs_and_keys_go_by_their_code() -> None:
     assert (plain_value(tl.float16), plain_value(torch.float16)) == ("fp16", "torch.float16")
 
 
+def test_an_object_without_a_text_goes_by_what_it_holds_and_not_by_its_address() -> None:
+    class Rounding:
+        def __init__(self, digits: int) -> None:
+            self.digits = digits
+
+    one, same, other = plain_value(Rounding(1)), plain_value((Rounding(1),)), plain_value(Rounding(2))
+    assert same == f"('{one}',)"
+    assert one != other
+    assert "Rounding" in str(one)
+
+
 def test_what_an_older_version_decided_of_another_digest_is_a_prior(own_settings: Path, tmp_path: Path) -> None:
     from rehearsed import own_triton_cache
     from stores.older_program import doubled, tune

@@ -93,9 +93,10 @@ def test_a_config_nobody_recorded_is_named() -> None:
         launch(64)
 
 
-def test_recordings_are_chosen_by_the_keys_of_the_call() -> None:
-    small = recording({config(64): Measurement(samples_us=(3.0, 5.0))}, n=100)
-    large = recording({config(64): Measurement(samples_us=(50.0,))}, n=1000)
+@pytest.mark.parametrize("key_of", [lambda n: {"n": n}, lambda n: {"constexprs": {"n": n}}])
+def test_recordings_are_chosen_by_the_keys_of_the_call(key_of: Any) -> None:
+    small = recording({config(64): Measurement(samples_us=(3.0, 5.0))}, **key_of(100))
+    large = recording({config(64): Measurement(samples_us=(50.0,))}, **key_of(1000))
     with rehearsal("cuda:90", [small, large]) as on:
         launch(64, n=1000)
         assert on.clock_us == 50.0
