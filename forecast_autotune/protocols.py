@@ -149,6 +149,9 @@ class Store(Protocol):
     def decision(self, job: Job) -> Decision | None:
         """The newest decision for this key, hardware, toolchain and space."""
 
+    def decision_for_any_constexprs(self, job: Job) -> Decision | None:
+        """The newest decision as `decision` gives it, but for a key that may hold other constexprs."""
+
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """The newest outcome of each config of this job, whatever space it was tried in."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .cached_property import cached_property
 from .digest import Value, canonical_json, digest
@@ -47,6 +47,10 @@ class Workload:
         """Names the workload by program, key, way of timing and check; 32 hex digits."""
         checked = (self.check,) if self.check else ()
         return digest(self.program.digest, canonical_json(self.key), self.timing, *checked)
+
+    def without_constexprs(self) -> Workload:
+        """The workload without the constexprs in its key: calls that differ in those alone share it."""
+        return replace(self, key={name: value for name, value in self.key.items() if name != "constexprs"})
 
     def __str__(self) -> str:
         return self.program.name + "(" + ", ".join(f"{n}={v}" for n, v in key_parts(self.key).items()) + ")"

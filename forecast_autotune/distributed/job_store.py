@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..core.config import Config
@@ -76,6 +76,10 @@ class JobStore:
     def decision(self, job: Job) -> Decision | None:
         """See `Store.decision`; of this rank's own store."""
         return self.own.decision(job)
+
+    def decision_for_any_constexprs(self, job: Job) -> Decision | None:
+        """See `Store.decision_for_any_constexprs`; of this rank's own store."""
+        return self.own.decision_for_any_constexprs(job)
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """See `Store.outcomes`."""
@@ -201,8 +205,12 @@ class JobStore:
                 thread.join(self.channel.call_s)
 
     def _key(self, job: Job) -> str:
-        """What ranks decide together: the same job on the same hardware under the same toolchain."""
-        return digest("measured" if self.measures else "unmeasured", *TuningKey.of(job).digests, job.space.digest)
+        """What ranks decide together: the same job on the same hardware under the same toolchain.
+
+        Constexprs are left out: one may be the rank itself.
+        """
+        place = replace(TuningKey.of(job), workload=job.workload.without_constexprs())
+        return digest("measured" if self.measures else "unmeasured", *place.digests, job.space.digest)
 
     def _ask(self, job: Job, question: Callable[[], _T]) -> _T | None:
         """The answer; None where the ranks cannot be reached, with one warning."""

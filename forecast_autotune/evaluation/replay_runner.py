@@ -144,6 +144,10 @@ class HistoryStore:
         """None: nothing is decided beforehand."""
         return None
 
+    def decision_for_any_constexprs(self, _job: Job) -> Decision | None:
+        """None, as `decision`."""
+        return None
+
     def outcomes(self, _job: Job) -> Mapping[Config, Outcome]:
         """Nothing: the run starts without outcomes of its own space."""
         return {}

@@ -29,7 +29,7 @@ from ..settings import Settings
 from ..store.config_files.imported import suggested
 from ..store.sqlite import SqliteStore
 from ..tuning.forecasting import Forecaster
-from ..tuning.loop import stored, tune
+from ..tuning.loop import stored, stored_for_any_constexprs, tune
 from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
 from .informed import ask_limit_s, by_held_model, informed
 from .kept_models import keep_model
@@ -96,25 +96,29 @@ def decide(
     meanwhile = informed(how, job, store, limit_s=0.0)
     fleet = store if isinstance(store, FleetStore) else None
     store = _with_ranks(store, how)
+    recalled = _recalled(job, how, store) if how.never_measures else None
     if how.settings.mode == "strict":
-        if recalled := _recalled(job, store):
+        if recalled is not None:
             return Resolution(store.publish_decision(job, recalled))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
-    resolution = untraced(tune)(
-        job,
-        compiler=compiler,
-        surrogate=surrogate,
-        policy=_with_suggestions(make_policy(budget), job, how.settings, budget, fleet),
-        measurer=measurer,
-        store=store,
-        budget=budget,
-        listener=listener,
-        shares=shares,
-        meanwhile=meanwhile,
-        earlier=earlier,
-        arrived=None if fleet is None or budget.all else fleet.arrivals(job),
-    )
+    if recalled is not None:
+        resolution = Resolution(store.publish_decision(job, recalled))
+    else:
+        resolution = untraced(tune)(
+            job,
+            compiler=compiler,
+            surrogate=surrogate,
+            policy=_with_suggestions(make_policy(budget), job, how.settings, budget, fleet),
+            measurer=measurer,
+            store=store,
+            budget=budget,
+            listener=listener,
+            shares=shares,
+            meanwhile=meanwhile,
+            earlier=earlier,
+            arrived=None if fleet is None or budget.all else fleet.arrivals(job),
+        )
     if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
         resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
     note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
@@ -158,6 +162,8 @@ def launched_first(job: Job, how: Request, store: Store) -> Decision:
     Nothing is noted or kept.
     """
     how = by_held_model(how)
+    if recalled := _recalled(job, how, store):
+        return recalled
     return tune(
         job,
         compiler=NoCompiler(),
@@ -199,11 +205,13 @@ def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def recall(job: Job, how: Request, store: Store) -> Decision | None:
     """The decision a job has where nothing may be measured: the ranks' or a stored one; None if it is to be forecast."""
-    return _recalled(job, _with_ranks(store, how))
+    return _recalled(job, how, _with_ranks(store, how))
 
 
-def _recalled(job: Job, store: Store) -> Decision | None:
-    return store.shared_decision(job) or stored(job, store)
+def _recalled(job: Job, how: Request, store: Store) -> Decision | None:
+    known = store.shared_decision(job) or stored(job, store)
+    # Within a process, as in Triton, calls that differ in constexprs alone share a decision, and only the first is stored.
+    return known or (stored_for_any_constexprs(job, store) if how.never_measures else None)
 
 
 def ranks_decide(how: Request) -> bool:

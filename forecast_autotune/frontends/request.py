@@ -40,6 +40,13 @@ class Request:
     learns: BudgetLimits | None = None  # what real calls may spend; None where they try nothing
     total_spent: bool = False
 
+    @property
+    def never_measures(self) -> bool:
+        """Whether this process measures no key: by its mode or budget, not for a call alone."""
+        if self.settings.mode in ("strict", "cached") or self.total_spent:
+            return True
+        return self.settings.mode == "tune" and not self.budget.measures and not self.unmeasured
+
 
 def request(
     budget: str | int | None,

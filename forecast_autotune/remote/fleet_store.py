@@ -89,13 +89,11 @@ class FleetStore(SqliteStore):
         """Whether decisions of the remote store are believed."""
         return self.remote is not None and self.remote.trusted
 
-    def recalled(
-        self, job: Job, read: Callable[[sqlite3.Connection], Recall | None], *, any_toolchain: bool
-    ) -> Decision | None:
+    def recalled(self, job: Job, read: Callable[[sqlite3.Connection], Recall | None]) -> Decision | None:
         """The newer of this machine's own decision and the remote store's, if that is trusted; else the newest of packs."""
         made = self.connection.is_made
         own = self.own_decision(read) if made else None
-        theirs = self.mirror.decision(job, any_toolchain=any_toolchain) if self.mirror and self.is_trusted else None
+        theirs = self.mirror.recalled(read) if self.mirror and self.is_trusted else None
         if theirs is not None and theirs.config in job.space and (own is None or theirs.decided_at > own.decided_at):
             return theirs
         if own is not None:

@@ -6,6 +6,7 @@ It lies in `remote/<digest of the URL>/` in the store's folder. Removing it cost
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -74,13 +75,13 @@ class Mirror:
         """Whether anything was ever read; if not, no launch pays for making the file."""
         return self.store.path is None or self.store.connection.is_open or self.store.path.exists()
 
-    def decision(self, job: Job, *, any_toolchain: bool = False) -> Decision | None:
+    def decision(self, job: Job) -> Decision | None:
         """The newest decision that holds for a job."""
+        complain = self.store.connection.complain
+        return self.recalled(partial(decisions.recall, job=job, any_toolchain=False, complain=complain))
 
-        def read(connection: sqlite3.Connection) -> rows.Recall | None:
-            complain = self.store.connection.complain
-            return decisions.recall(connection, job, any_toolchain=any_toolchain, complain=complain)
-
+    def recalled(self, read: Callable[[sqlite3.Connection], rows.Recall | None]) -> Decision | None:
+        """The decision that `read` finds."""
         recalled = self.store.connection.run(read) if self.is_there else None
         return None if recalled is None else recalled.decision
 

@@ -99,12 +99,19 @@ class SqliteStore:
 
     def decision(self, job: Job) -> Decision | None:
         """The decision that holds for this key, hardware, toolchain and space; else a pack's; else of another toolchain."""
+        return self._decision(job, decisions.recall)
+
+    def decision_for_any_constexprs(self, job: Job) -> Decision | None:
+        """As `decision`, for a key that may hold other constexprs."""
+        return self._decision(job, decisions.recall_for_any_constexprs)
+
+    def _decision(self, job: Job, recall: Callable[..., rows.Recall | None]) -> Decision | None:
         for any_toolchain in (False, True) if self.any_toolchain else (False,):
 
             def read(connection: sqlite3.Connection, any_toolchain: bool = any_toolchain) -> rows.Recall | None:
-                return decisions.recall(connection, job, any_toolchain=any_toolchain, complain=self.connection.complain)
+                return recall(connection, job, any_toolchain=any_toolchain, complain=self.connection.complain)
 
-            if found := self.recalled(job, read, any_toolchain=any_toolchain):
+            if found := self.recalled(job, read):
                 return found
         return None
 
@@ -112,10 +119,8 @@ class SqliteStore:
         self,
         job: Job,  # noqa: ARG002  # for stores that look elsewhere too
         read: Callable[[sqlite3.Connection], rows.Recall | None],
-        *,
-        any_toolchain: bool,  # noqa: ARG002
     ) -> Decision | None:
-        """The decision for a job under one toolchain, or under any, by what `read` finds in a store and in packs."""
+        """The decision for a job by what `read` finds in a store and in packs."""
         packed = None if self.connection.is_made else self.pack_decision(read)
         return packed or self.own_decision(read) or self.pack_decision(read)
 

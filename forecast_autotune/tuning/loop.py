@@ -90,7 +90,15 @@ def recall(job: Job, store: Store, budget: Budget) -> Decision | None:
 
 def stored(job: Job, store: Store) -> Decision | None:
     """The stored decision, if it is one of the job's space: a pack may say anything."""
-    decision = store.decision(job)
+    return _of_space(job, store.decision(job))
+
+
+def stored_for_any_constexprs(job: Job, store: Store) -> Decision | None:
+    """The newest stored decision for the job's key or one that differs in constexprs alone, if it is one of its space."""
+    return _of_space(job, store.decision_for_any_constexprs(job))
+
+
+def _of_space(job: Job, decision: Decision | None) -> Decision | None:
     return decision if decision is not None and decision.config in job.space else None
 
 

@@ -191,6 +191,25 @@ def test_what_torch_compile_chooses_is_tuned_with_it_on(
     assert ("which is off while other keys wait" in err) is (len(names) == 2)
 
 
+def test_keys_that_differ_in_constexprs_alone_are_settled_by_one_decision(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small, large = (a_job(key={"n": 1, "constexprs": {"D": size}}) for size in (64, 512))
+    with SqliteStore(tmp_path / "store") as store:
+        store.note_pending(small, "mode cached")
+        store.note_pending(large, "mode cached")
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from contracts.store_contract import a_decision, a_job\n"
+        "from forecast_autotune.store.sqlite import SqliteStore\n"
+        "job = a_job(key={'n': 1, 'constexprs': {'D': 64}})\n"
+        f"with SqliteStore({str(tmp_path / 'store')!r}) as store: store.decide(job, a_decision(job))\n"
+    )
+    assert main(["tune-pending", "--dir", str(tmp_path / "store"), str(program)]) == 0
+    assert "2 of 2 pending keys settled" in capfd.readouterr().err
+
+
 # doctor SCRIPT ----------------------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ class ReadOnlyStoreContract:
     def test_a_job_never_met_has_no_decision_and_no_outcomes(self, store: Store) -> None:
         assert store.decision(a_job(key={"n": 3})) is None
         assert store.outcomes(a_job(key={"n": 3})) == {}
+        assert store.decision_for_any_constexprs(a_job(key={"n": 3})) is None
 
     def test_whatever_is_recorded_decided_or_noted_raises_nothing(self, store: Store) -> None:
         job = a_job()
@@ -165,6 +166,27 @@ class StoreContract(ReadOnlyStoreContract):
     ) -> None:
         store.decide(a_job(), a_decision(a_job()))
         assert store.decision(a_job(**change)) is None
+
+    def test_the_newest_decision_for_any_constexprs_is_found_where_all_else_is_equal(self, store: Store) -> None:
+        for when, (size, config) in enumerate({64: SPACE[1], 128: SPACE[2]}.items()):
+            job = a_job(key={"n": 1, "constexprs": {"D": size}})
+            store.decide(job, a_decision(job, config, decided_at=1_800_000_000.0 + when))
+        asked = {"n": 1, "constexprs": {"D": 512}}
+        assert store.decision(a_job(key=asked)) is None
+        for key in (asked, {"n": 1}):
+            found = store.decision_for_any_constexprs(a_job(key=key))
+            assert found is not None
+            assert found.config == SPACE[2]
+        other_toolchain = Toolchain(versions={"triton": "3.8.0"})
+        for job in (
+            a_job(key={**asked, "n": 2}),
+            a_job(key={**asked, "n": True}),
+            a_job(key=asked, source="def rmsnorm(x, y):\n    y = x * 1\n"),
+            a_job(key=asked, toolchain=other_toolchain),
+            a_job(key=asked, space=Space(SPACE[:4])),
+            a_job(key=asked, hardware=replace(HARDWARE, power_limit_w=400)),
+        ):
+            assert store.decision_for_any_constexprs(job) is None
 
     @pytest.mark.parametrize(
         ("limit_w", "holds"),

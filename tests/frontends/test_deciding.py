@@ -26,7 +26,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Recording
+from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.knob_effect import KnobEffect
 from forecast_autotune.distributed.job_channel import JobChannel
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
@@ -69,6 +69,33 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
         decide(job, STRICT, store=store, **acting)
     store.decide(job, a_decision(job, job.space[1]))
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
+
+
+def test_where_nothing_is_measured_a_decision_for_other_constexprs_holds(tmp_path: Path) -> None:
+    recorded = recording()
+
+    def with_size(size: int) -> Job:
+        key = {"n": 1, "constexprs": {"D": size}}
+        return replace(job_of(recorded), workload=replace(recorded.workload, key=key))
+
+    def decided(job: Job, mode: str, **more: Any) -> Decision:
+        replay = Replay(recorded)
+        how = Request(settings=Settings(mode=mode, dir=tmp_path), surrogate=History(), **more)
+        return decide(job, how, compiler=replay, measurer=replay, store=store)
+
+    with SqliteStore(tmp_path) as store:
+        measures, nothing = {"budget": BudgetLimits.parse("3")}, {"budget": BudgetLimits.parse("0")}
+        first = decided(with_size(64), "tune", **measures)
+        assert first.measured == 3
+        for mode, more in (("strict", measures), ("cached", nothing), ("tune", nothing)):
+            assert decided(with_size(512), mode, **more) == first
+        assert StoreFile(tmp_path).pending() == []
+        of_one_call = decided(with_size(512), "tune", **nothing, unmeasured="a graph is captured")
+        assert of_one_call.measured == 0, "another call will have the key tuned"
+        own = decided(with_size(512), "tune", **measures)
+        assert own.run != first.run
+        assert decided(with_size(64), "strict", **measures) == first, "its own goes first"
+        assert decided(with_size(512), "strict", **measures) == own
 
 
 def test_what_a_config_file_names_is_tried_before_what_is_forecast(tmp_path: Path) -> None:

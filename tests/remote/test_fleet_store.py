@@ -195,6 +195,15 @@ def test_with_any_toolchain_another_ones_decision_counts(machines: Machines) -> 
     assert heard(machines("two", toolchain="any"), a_job()).config == SPACE[1]
 
 
+def test_a_trusted_decision_for_other_constexprs_is_found(machines: Machines) -> None:
+    decided, asked = (a_job(key={"n": 1, "constexprs": {"D": size}}) for size in (64, 512))
+    tuned(machines("one"), decided)
+    for name, trusted in (("two", True), ("three", False)):
+        other = machines(name, trusted=trusted)
+        assert heard(other, asked) is None
+        assert (other.decision_for_any_constexprs(asked) is not None) is trusted
+
+
 def test_all_machines_come_to_the_newest_decision(machines: Machines) -> None:
     began = time.time()
     for number, name in enumerate(("one", "two", "three"), start=1):

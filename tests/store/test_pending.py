@@ -61,6 +61,18 @@ def test_a_decision_strikes_out_no_key_met_under_another_power_limit(tmp_path: P
     assert StoreFile(tmp_path).pending() == []
 
 
+def test_a_decision_strikes_out_keys_that_differ_in_constexprs_alone(tmp_path: Path) -> None:
+    small, large, other = (a_job(key={"n": n, "constexprs": {"D": size}}) for n, size in ((1, 64), (1, 512), (2, 64)))
+    with SqliteStore(tmp_path) as store:
+        for job in (small, large, other):
+            store.note_pending(job, "mode cached")
+        store.decide(small, a_decision(small))
+        assert [p.place.workload.key["n"] for p in StoreFile(tmp_path).pending()] == [2]
+    with SqliteStore(tmp_path) as store:
+        store.note_pending(large, "mode cached")  # by a process that had met it before
+        assert [p.place.workload.key["n"] for p in StoreFile(tmp_path).pending()] == [2]
+
+
 def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path: Path) -> None:
     job = a_job()
     unmeasured = a_decision(job, basis="forecast", measured=0, config_us=None)
