@@ -12,6 +12,7 @@ from ..core.signal_handlers import raised_by_signal_handler
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from ..measure.process_state import is_only_thread
 from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
 from .call_state import CallState, make_state_function, modules_of_call, state_without_data
@@ -181,7 +182,7 @@ class TunedCallable:
                 turn,
                 launcher,
                 lambda runs: runs.call(*call.args, **call.kwargs),
-                lambda: versions_of_tensors([*self._state_tensors(), *tensors_reached(call.values).values()]),
+                lambda: self._watch(call),
             )
         except Exception as err:
             of_candidate = turn is not None and turn.trial is not None
@@ -194,6 +195,14 @@ class TunedCallable:
             return result
         entry.fallback = None
         return result
+
+    def _watch(self, call: Call) -> Callable[[], bool]:
+        """What tells whether a tensor that a call reaches has been written to since; state only where nobody else writes."""
+        tensors = list(tensors_reached(call.values).values())
+        if is_only_thread():
+            tensors += self._state_tensors()
+        before = versions_of_tensors(tensors)
+        return lambda: versions_of_tensors(tensors) != before
 
     def _state_tensors(self) -> list[Any]:
         """The tensors that its callables reach, looked for once: a large model takes milliseconds."""

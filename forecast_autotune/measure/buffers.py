@@ -75,11 +75,8 @@ class Buffer:
 
     @property
     def can_be_blank(self) -> bool:
-        """Whether other numbers may stand there before a run: a copy, of floats, that no other argument shares.
-
-        Integers may be indices or locks; floats of 8 bits have no values to spare.
-        """
-        return self.guarded is not None and self.alone and str(self.memory.dtype).removeprefix("torch.") in _BLANK
+        """Whether other numbers may stand there before a run: a copy, of floats, that no other argument shares."""
+        return self.guarded is not None and self.alone and has_values_to_spare(self.memory)
 
     def differs(self) -> bool:
         """Whether candidates have left other bytes there than before any run."""
@@ -109,10 +106,11 @@ class Buffer:
 
     def fill(self, values: torch.Tensor | float) -> None:
         """Write values there, or one number everywhere."""
-        if isinstance(values, float):
-            self.memory.fill_(values)
-        else:
-            self.memory.copy_(values.view(self.memory.shape))
+        with self._as_it_was_made():
+            if isinstance(values, float):
+                self.memory.fill_(values)
+            else:
+                self.memory.copy_(values.view(self.memory.shape))
 
     def overrun(self) -> str | None:
         """What was written in its guard zones, in words."""
@@ -134,10 +132,13 @@ class Buffer:
         start = self.memory.storage_offset() * self.memory.itemsize
         return self.guarded[:start], self.guarded[start + self.memory.numel() * self.memory.itemsize :]
 
-    def note_write(self, tensor: torch.Tensor) -> None:
-        """A candidate writes to a tensor in the same storage."""
+    def note_write(self, memory: torch.Tensor) -> None:
+        """A candidate writes to memory in the same storage, as `memory_of` gives it."""
         if self.regions is not None:
-            self.regions.add((tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.itemsize))
+            start, end = (at * self.memory.itemsize for at in _extent(self.memory))
+            first, last = (at * memory.itemsize for at in _extent(memory))
+            if first < end and start < last:
+                self.regions.add((tuple(memory.shape), memory.stride(), memory.storage_offset(), memory.itemsize))
 
     def _differing(self) -> tuple[torch.Tensor, ...]:
         """Indices of the elements of the caller's own memory that candidates have changed."""
@@ -151,11 +152,19 @@ class Buffer:
         """Which elements lie in `regions`; all of them where one was written to as another dtype."""
         import torch
 
-        elements = self.memory.untyped_storage().nbytes() // self.memory.itemsize
-        own = torch.zeros(elements, dtype=torch.bool, device=self.memory.device)
+        start, end = _extent(self.memory)
+        own = torch.zeros(end - start, dtype=torch.bool, device=self.memory.device)
         for shape, stride, offset, itemsize in self.regions or ():
-            (own.as_strided(shape, stride, offset) if itemsize == self.memory.itemsize else own).fill_(True)
-        return own.as_strided(self.memory.shape, self.memory.stride(), self.memory.storage_offset())
+            first = offset - start
+            if itemsize != self.memory.itemsize:
+                own.fill_(True)
+            elif stride == (1,):
+                own[max(first, 0) : first + shape[0]] = True
+            else:
+                region = own.new_zeros(_span(shape, stride))
+                region.as_strided(shape, stride).fill_(True)
+                own[max(first, 0) : first + len(region)] |= region[max(-first, 0) : end - offset]
+        return own.as_strided(self.memory.shape, self.memory.stride(), 0)
 
     def _as_it_was_made(self) -> contextlib.AbstractContextManager[object]:
         """In or out of inference mode: a tensor made in it cannot be written outside."""
@@ -284,13 +293,26 @@ def memory_of(tensor: torch.Tensor) -> torch.Tensor:
     back for a change of what it has saved.
     """
     tensor = tensor.data
+    if tensor.is_conj():  # a view, of which torch does not show the bytes
+        tensor = tensor.conj()
     if not tensor.numel():
         return tensor.reshape(0)
     sizes = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, tensor.stride(), strict=True))
+    span = _span(sizes, tensor.stride())
     if span <= math.prod(sizes):
         return tensor.as_strided((span,), (1,), tensor.storage_offset())
     return tensor.as_strided(sizes, tensor.stride(), tensor.storage_offset())
+
+
+def _span(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """From the first to the last element of a tensor, both included, in elements."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _extent(memory: torch.Tensor) -> tuple[int, int]:
+    """Where it begins and ends in its storage, in elements."""
+    start = memory.storage_offset()
+    return start, start + _span(memory.shape, memory.stride())
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -324,6 +346,11 @@ def stand_in(left: torch.Tensor) -> torch.Tensor:
     halved = torch.where(left == 0, torch.ones_like(left), left / 2)
     other = torch.where(other == left, halved, other)
     return torch.where(torch.isfinite(other), other, torch.ones_like(other))
+
+
+def has_values_to_spare(tensor: torch.Tensor) -> bool:
+    """Whether other numbers may stand in a tensor: integers may be indices or locks, and floats of 8 bits have none."""
+    return str(tensor.dtype).removeprefix("torch.") in _BLANK
 
 
 def nudged(values: torch.Tensor) -> torch.Tensor:

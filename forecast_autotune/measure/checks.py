@@ -71,7 +71,7 @@ def compare(check: Check, mine: Outputs, its: Outputs) -> str | None:
     if fewer := [name for name in its.written if name not in mine.written]:
         return f"left {', '.join(fewer)} as it was, which the default writes"
     if mine.reuses_memory and not its.reuses_memory:
-        return "its next call returns the memory of an earlier result, which would change"
+        return "its next call returns the memory of an earlier result, which may change"
     if wrong := disagreement(check, mine.tensors, its.tensors):
         return wrong
     if not callable(check) and (unlike := _placed_unlike(mine.form, its.form)):

@@ -7,18 +7,21 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
 from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
-from .buffers import Buffer, Buffers, equal, nudged, reads_itself, stand_in
+from .buffers import Buffer, Buffers, equal, has_values_to_spare, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
-from .copies import BorrowedArguments, CopiedArguments, Values
-from .outputs import Outputs, OutputsError, has_tensors, outputs_of, share_memory
+from .copies import BorrowedArguments, CopiedArguments, Values, borrowed
+from .outputs import Outputs, OutputsError, has_tensors, outputs_of, shared_memory
 from .process_state import preserve_process_state
+
+if TYPE_CHECKING:
+    import torch
 
 
 class InProcessAttempt:
@@ -60,7 +63,7 @@ class InProcessAttempt:
         if outputs is not None and self._returns and overrun is None and self._reuses is None:
             arguments.reset()
             self._once(compared=False)
-            self._reuses = share_memory(returned, self._returned, arguments)
+            self._reuses = self._overwrites(shared_memory(returned, self._returned, arguments))
         self._returned = None
         if outputs is not None:
             outputs = replace(outputs, reuses_memory=bool(self._reuses))
@@ -132,6 +135,22 @@ class InProcessAttempt:
             buffer.written = True
         arguments.reset()
         return held
+
+    def _overwrites(self, shared: Sequence[torch.Tensor]) -> bool:
+        """Whether a run writes to what earlier ones have returned, rather than returning it as it is."""
+        if not shared or not all(has_values_to_spare(t) for t in shared):
+            return bool(shared)
+        buffers = [borrowed(f"result {i}", t) for i, t in enumerate(shared)]
+        moved = [nudged(b.pristine) for b in buffers]
+        try:
+            for buffer, values in zip(buffers, moved, strict=True):
+                buffer.fill(values)
+            self._arguments.reset()
+            self._once(compared=False)
+            return not all(equal(b.now, values.reshape(-1)) for b, values in zip(buffers, moved, strict=True))
+        finally:
+            for buffer in buffers:
+                buffer.put_back()
 
     def _no_answer(self, err: BaseException) -> None:
         """After an error in a run that was only to show something: no failure, unless the device is lost."""

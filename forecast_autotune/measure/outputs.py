@@ -61,16 +61,16 @@ def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
     )
 
 
-def share_memory(one: Any, another: Any, arguments: Buffers) -> bool:
-    """Whether what two calls returned, both held, lies in the same memory, beside that of arguments and of state."""
-    seen: list[set[int]] = []
+def shared_memory(one: Any, another: Any, arguments: Buffers) -> list[torch.Tensor]:
+    """What another call returned in the memory of what one did, both held, beside that of arguments and of state."""
     tensors: list[torch.Tensor] = []  # all held: numbers become tensors, whose addresses would be given away
-    for returned in (one, another):
-        begins = len(tensors)
-        _form(returned, tensors, arguments, ())
-        with_memory = [t for t in tensors[begins:] if _has_memory(t) and not arguments.holding(t)]
-        seen.append({t.untyped_storage().data_ptr() for t in with_memory} - {0})
-    return not seen[0].isdisjoint(seen[1])
+    _form(one, tensors, arguments, ())
+    count = len(tensors)
+    _form(another, tensors, arguments, ())
+    own = [_has_memory(t) and not arguments.holding(t) for t in tensors]
+    starts = [t.untyped_storage().data_ptr() if is_own else 0 for t, is_own in zip(tensors, own, strict=True)]
+    earlier = set(starts[:count]) - {0}
+    return [t for t, start in zip(tensors[count:], starts[count:], strict=True) if start in earlier]
 
 
 def has_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:

@@ -142,6 +142,34 @@ def test_beside_other_threads_only_what_operators_of_a_run_wrote_is_put_back() -
     assert state.tolist() == [[0.0] * 4, [0.0] * 4, [7.0] * 4, [0.0] * 4]
 
 
+def test_of_many_tensors_in_one_storage_those_count_that_a_run_wrote() -> None:
+    memory = torch.zeros(8, 4)
+    state = {f"row {i}": memory[i] for i in range(4)} | {"first": memory[4:, 0], "last": memory[4:, 3]}
+    with ThreadPoolExecutor(1) as other:
+        other.submit(int).result()
+        arguments = CopiedArguments((), state=state)
+        with arguments.seeing_writes():
+            memory[1:3].add_(1)
+            memory[3:7, 2:].add_(2)
+            other.submit(memory[3].add_, 4).result()
+        assert [b.name for b in arguments.detect_writes()] == ["row 1", "row 2", "row 3", "last"]
+        assert not arguments.buffers[0].regions
+        arguments.release()
+    kept = torch.zeros(8, 4)
+    kept[3, :2], kept[4:7, 2] = 4, 2  # by the other thread, and of no tensor
+    assert torch.equal(memory, kept)
+
+
+def test_a_conjugated_view_is_put_back() -> None:
+    state = torch.tensor([1 + 2j, 3 + 4j]).conj()
+    before = state.clone()
+    arguments = CopiedArguments((), state={"state": state})
+    state.add_(1)
+    assert [b.name for b in arguments.detect_writes()] == ["state"]
+    arguments.release()
+    assert torch.equal(state, before)
+
+
 def test_stand_in_outputs_are_finite_in_range_and_differ_everywhere() -> None:
     left = torch.tensor([1.0, 0.0, 0.0, -3.0, 2.0, torch.nan, torch.inf, 1.0])
     other = stand_in(left)

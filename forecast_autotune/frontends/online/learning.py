@@ -150,7 +150,7 @@ class Learning:
         turn: Turn | None,
         launcher: Any,
         make: Callable[[Any], _Result],
-        written: Callable[[], object] = lambda: None,
+        watch: Callable[[], Callable[[], bool]] = lambda: lambda: False,
     ) -> _Result:
         """Make a call in its turn; where a candidate raises, under the best known config instead.
 
@@ -158,15 +158,15 @@ class Learning:
             turn: None for a call that teaches nothing.
             launcher: of the config that the call runs.
             make: makes the call by a launcher.
-            written: tells what changes when the call writes to its arguments or to state. A call that has written there
-                before its candidate raised is not made again.
+            watch: called before the call, it gives what tells whether the call has written to its arguments or to state.
+                A call that has, before its candidate raised, is not made again.
         Raises:
             Exception: what the call raises: under the best known config too, where a candidate was tried.
         """
         if turn is None:
             return make(launcher)
         try:
-            before = None if turn.trial is None else written()  # takes time, which is not the candidate's
+            has_written = None if turn.trial is None else watch()  # takes time, which is not the candidate's
             turn.begin()
             if turn.dropped:
                 return make(self.best())
@@ -174,9 +174,9 @@ class Learning:
                 result = make(launcher)
             except Exception as err:
                 turn.note_host()
-                if turn.trial is None or raised_by_signal_handler(err):  # it may have been launched before
+                if has_written is None or raised_by_signal_handler(err):  # it may have been launched before
                     raise
-                if written() != before:
+                if has_written():
                     turn.failed(raised(err), transient=True)
                     raise
                 return self._make_otherwise(turn, err, make)

@@ -237,6 +237,41 @@ def test_a_variant_whose_results_do_not_stay_is_wrong() -> None:
     assert chosen(both) == "kept"
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_variant_that_returns_what_it_keeps_is_right(inference: bool) -> None:
+    kept: dict[int, Any] = {}
+
+    def table(x: Any) -> Any:
+        return torch.arange(64.0).view(8, 8).t()[::2]
+
+    def cached(x: Any) -> Any:
+        if not kept:
+            kept[0] = table(x)
+        return kept[0]
+
+    tuned = fa.variants([slowed(table), cached])
+    with torch.inference_mode(inference):
+        tuned(torch.rand(8))
+    assert chosen(tuned) == "cached"
+    assert torch.equal(kept[0], table(None)), "as it was, to the bit"
+
+
+def test_a_variant_that_writes_a_part_of_what_it_keeps_is_wrong() -> None:
+    kept: dict[str, Any] = {}
+
+    def fresh(x: Any) -> Any:
+        return torch.cat([x[None], torch.ones(3, 8)])
+
+    def partly(x: Any) -> Any:
+        if not kept:
+            kept["rows"] = torch.ones(4, 8)
+        kept["rows"][0] = x
+        return kept["rows"]
+
+    assert "its next call returns the memory" in failure_of(fa.variants([slowed(fresh), partly]), torch.rand(8))
+    assert torch.equal(kept["rows"][1:], torch.ones(3, 8))
+
+
 def test_a_variant_whose_result_autograd_cannot_save_is_wrong() -> None:
     tuned = fa.variants([slowed(torch.no_grad()(lambda x: x * 2)), torch.inference_mode()(lambda x: x * 2)])
     assert "output 0 is of inference mode: True, the default's: False" in failure_of(tuned, torch.rand(8))

@@ -8,6 +8,7 @@ import random
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+from faults.threads import alone  # noqa: E402
 from learning_at_once import learning_at_once  # noqa: E402
 from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
@@ -191,6 +193,7 @@ class Record:
 
 @pytest.mark.parametrize("place", ["argument", "record", "state"])
 def test_a_call_that_has_written_before_its_candidate_raised_is_not_made_again(place: str) -> None:
+    alone()
     x = torch.zeros(64)
     given = {"argument": x, "record": Record(x), "state": torch.ones(64)}[place]
 
@@ -219,6 +222,50 @@ def test_a_call_that_has_written_before_its_candidate_raised_is_not_made_again(p
     decision = call_until_decided(tuned, call)
     assert (decision.config["variant"], raised) == ("adds", 1)
     assert torch.equal(x, torch.full((64,), float(calls)))
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.workspace = torch.zeros(4)
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_candidate_that_makes_or_drops_tensors_before_it_raises_fails_no_call(drops: bool) -> None:
+    alone()
+    own = Holder()
+
+    def fine(x: Any, given: Any) -> Any:
+        time.sleep(SLOW_S)
+        return own, x
+
+    def raises(x: Any, given: Any) -> Any:
+        if drops:
+            own.workspace = None
+        else:
+            given.table = torch.ones(2)
+        raise RuntimeError("no room")
+
+    tuned = fa.variants([fine, raises], key="x", check=None, mode="online")
+    x = torch.zeros(64)
+    assert call_until_decided(tuned, lambda: tuned(x, Holder())).config["variant"] == "fine"
+
+
+def test_a_candidate_that_raises_while_another_thread_writes_to_state_fails_no_call() -> None:
+    weights = torch.zeros(4)
+
+    def fine(x: Any) -> Any:
+        time.sleep(SLOW_S)
+        return weights, x
+
+    tuned, x = fa.variants([fine, lambda x: train_and_raise(x)], key="x", check=None, mode="online"), torch.zeros(64)
+    with ThreadPoolExecutor(1) as other:
+
+        def train_and_raise(x: Any) -> Any:
+            other.submit(weights.add_, 1).result()
+            raise RuntimeError("not for this size")
+
+        other.submit(int).result()
+        assert call_until_decided(tuned, lambda: tuned(x)).config["variant"] == "fine"
 
 
 def test_keys_met_in_turns_are_all_learned() -> None:
