@@ -50,7 +50,7 @@ class Workload:
 
     def without_constexprs(self) -> Workload:
         """The workload without the constexprs in its key: calls that differ in those alone share it."""
-        return replace(self, key={name: value for name, value in self.key.items() if name != "constexprs"})
+        return replace(self, key={name: value for name, value in self.key.items() if name != "given constexprs"})
 
     def __str__(self) -> str:
         return self.program.name + "(" + ", ".join(f"{n}={v}" for n, v in key_parts(self.key).items()) + ")"
@@ -63,7 +63,7 @@ def key_parts(key: Mapping[str, object]) -> dict[str, str]:
     """
     parts: dict[str, str] = {}
     for name, value in key.items():
-        if name == "constexprs" and isinstance(value, Mapping):
+        if name == "given constexprs" and isinstance(value, Mapping):
             parts |= {constexpr: _brief(held) for constexpr, held in value.items()}
         else:
             parts[name] = _dtypes(value) if name == "dtypes" else _brief(value)

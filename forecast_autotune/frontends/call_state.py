@@ -105,7 +105,7 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
 
     tensor, grad_enabled, threads = torch.Tensor, torch.is_grad_enabled, torch.get_num_threads
     dense, plain, module = frozenset({tensor, torch.nn.Parameter}), _plain_kinds(), torch.nn.Module
-    flags = reached.flags
+    flags, by_callables = reached.flags, reached.by_callables
 
     def state(values: Sequence[Any]) -> tuple[Any, ...] | None:  # one loop: each comprehension takes 0.1 us
         if transforms() is not None or forward_ad._current_level >= 0:
@@ -139,7 +139,7 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
             if device < 0 and value.is_cuda:
                 device = value.get_device()
         grad = grad_enabled()
-        training, followed_weights = flags(modules, grad)
+        training, followed_weights = flags(modules, grad) if modules or not by_callables.is_empty else ((), ())
         return (
             device,
             grad,

@@ -35,9 +35,10 @@ class Reached:
     it did. After some walks for nothing, only tensors that were followed are missed.
     """
 
-    __slots__ = ("_found", "_idle_walks", "_names")
+    __slots__ = ("_found", "_idle_walks", "_names", "is_empty")
 
     def __init__(self) -> None:
+        self.is_empty = False  # known to be
         self._found: _Found | None = None
         self._idle_walks = 0
         self._names: tuple[list[str], list[str]] = ([], [])
@@ -57,7 +58,7 @@ class Reached:
         self._found, held = self._walk(roots)
         flags = _flags(self._found, grad_enabled)
         del held
-        if before is not None and before.followed == self._found.followed:
+        if before is not None and _without_caches(before.followed) == _without_caches(self._found.followed):
             self._idle_walks += 1
         return flags
 
@@ -82,6 +83,7 @@ class Reached:
             [TensorWeakRef(tensor) for tensor in tensors.values()],
             [True] * len(tensors),
         )
+        self.is_empty = not modules and not tensors
         return found, (modules, tensors)
 
 
@@ -108,7 +110,12 @@ def _flags(found: _Found, grad_enabled: bool, *, misses_all: bool = True) -> tup
             found.followed[i] = tensor.requires_grad
         elif misses_all or found.followed[i]:
             raise _ChangedError
-    return training, (*followed, *found.followed)
+    return training, (*followed, *_without_caches(found.followed))
+
+
+def _without_caches(followed: list[bool]) -> list[bool]:
+    """One flag for all tensors where none is followed: a program keeps any number of results."""
+    return followed if True in followed else followed[:1]
 
 
 class ReachedByCalls:
@@ -120,12 +127,12 @@ class ReachedByCalls:
 
     def __init__(self, callables: Sequence[Any] = ()) -> None:
         self._callables = callables
-        self._by_callables = Reached()
+        self.by_callables = Reached()
         self._by_argument: dict[int, tuple[Callable[[], Any], Reached]] = {}  # by identity
 
     def flags(self, arguments: Sequence[Any], grad_enabled: bool) -> tuple[Flags, Flags]:
         """See `Reached.flags`; one flag where all agree, and of tensors none where autograd follows none."""
-        training, followed = self._by_callables.flags(self._callables, grad_enabled)
+        training, followed = self.by_callables.flags(self._callables, grad_enabled)
         for argument in arguments:
             further = self._of_argument(argument).flags((argument,), grad_enabled)
             training, followed = training + further[0], followed + further[1]
@@ -133,7 +140,7 @@ class ReachedByCalls:
 
     def names(self, arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
         """See `Reached.names`."""
-        names = [self._by_callables.names(self._callables), *(self._of_argument(a).names((a,)) for a in arguments)]
+        names = [self.by_callables.names(self._callables), *(self._of_argument(a).names((a,)) for a in arguments)]
         return [n for modules, _ in names for n in modules], [n for _, tensors in names for n in tensors]
 
     def _of_argument(self, argument: Any) -> Reached:

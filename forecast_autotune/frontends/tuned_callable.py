@@ -70,6 +70,9 @@ class CallableDoor(Generic[_Tuned]):
         """A callable keeps no shortcuts: each call looks its key up."""
 
 
+_NOTHING = ReachedByCalls()
+
+
 class TunedCallable:
     """A function that is tuned: finds the decision for each call's key, and makes the call by its launcher's `call`.
 
@@ -142,7 +145,7 @@ class TunedCallable:
             key = (self._state(values), self._key(*values))
             entry = self._find(key)
         except Exception as err:
-            if raised_by_signal_handler(err):
+            if not isinstance(err, NoKeyError) and raised_by_signal_handler(err):
                 raise
             key, entry = self._key_without_state(values, err), None  # type: ignore[assignment]
         if entry is None or entry.provisional is not None or entry.fallback is not None:
@@ -151,7 +154,7 @@ class TunedCallable:
 
     def _miss(self, key: Any, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if key is None or key[0] is None:  # under a transform
-            call = Call(state=state_without_data((), ReachedByCalls()), values=values, args=args, kwargs=kwargs)
+            call = Call(state=state_without_data((), _NOTHING), values=values, args=args, kwargs=kwargs)
             return untraced(self._door.default)(call).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
         entry = self.dispatcher.table.get(key)

@@ -137,17 +137,25 @@ class InProcessAttempt:
         return held
 
     def _overwrites(self, shared: Sequence[torch.Tensor]) -> bool:
-        """Whether a run writes to what earlier ones have returned, rather than returning it as it is."""
-        if not shared or not all(has_values_to_spare(t) for t in shared):
-            return bool(shared)
-        buffers = [borrowed(f"result {i}", t) for i, t in enumerate(shared)]
+        """Whether a run writes to what earlier ones have returned, rather than returning it as it is.
+
+        Told by what torch counts of writes, and where other numbers may stand in that memory meanwhile, by these.
+        """
+        if not shared:
+            return False
+        movable = [t for t in shared if has_values_to_spare(t) and t.untyped_storage().resizable()]  # no file's, say
+        buffers = [borrowed(f"result {i}", t) for i, t in enumerate(movable)]
         moved = [nudged(b.pristine) for b in buffers]
         try:
             for buffer, values in zip(buffers, moved, strict=True):
                 buffer.fill(values)
+            before = [0 if t.is_inference() else t._version for t in shared]
             self._arguments.reset()
             self._once(compared=False)
-            return not all(equal(b.now, values.reshape(-1)) for b, values in zip(buffers, moved, strict=True))
+            now = [0 if t.is_inference() else t._version for t in shared]
+            return now != before or not all(
+                equal(b.now, values.reshape(-1)) for b, values in zip(buffers, moved, strict=True)
+            )
         finally:
             for buffer in buffers:
                 buffer.put_back()

@@ -229,7 +229,7 @@ def _numbers(key: Mapping[str, object]) -> Iterator[tuple[str, object]]:
         if isinstance(value, Mapping) and "shape" in value:
             yield f"{name} dtype", value.get("dtype")
             yield from ((f"{name} {i}", extent) for i, extent in enumerate(value["shape"]))
-        elif name == "constexprs" and isinstance(value, Mapping):
+        elif name == "given constexprs" and isinstance(value, Mapping):
             yield from value.items()
         else:
             yield name, value

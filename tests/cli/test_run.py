@@ -194,7 +194,7 @@ def test_what_torch_compile_chooses_is_tuned_with_it_on(
 def test_keys_that_differ_in_constexprs_alone_are_settled_by_one_decision(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    small, large = (a_job(key={"n": 1, "constexprs": {"D": size}}) for size in (64, 512))
+    small, large = (a_job(key={"n": 1, "given constexprs": {"D": size}}) for size in (64, 512))
     with SqliteStore(tmp_path / "store") as store:
         store.note_pending(small, "mode cached")
         store.note_pending(large, "mode cached")

@@ -169,9 +169,9 @@ class StoreContract(ReadOnlyStoreContract):
 
     def test_the_newest_decision_for_any_constexprs_is_found_where_all_else_is_equal(self, store: Store) -> None:
         for when, (size, config) in enumerate({64: SPACE[1], 128: SPACE[2]}.items()):
-            job = a_job(key={"n": 1, "constexprs": {"D": size}})
+            job = a_job(key={"n": 1, "given constexprs": {"D": size}})
             store.decide(job, a_decision(job, config, decided_at=1_800_000_000.0 + when))
-        asked = {"n": 1, "constexprs": {"D": 512}}
+        asked = {"n": 1, "given constexprs": {"D": 512}}
         assert store.decision(a_job(key=asked)) is None
         for key in (asked, {"n": 1}):
             found = store.decision_for_any_constexprs(a_job(key=key))

@@ -63,12 +63,12 @@ def test_the_first_decision_given_is_everybodys(shared: KeyValue) -> None:
 
 
 def test_ranks_whose_constexprs_differ_decide_together(shared: KeyValue) -> None:
-    one, two = (a_job(key={"n": 1, "constexprs": {"RANK": rank}}) for rank in range(2))
+    one, two = (a_job(key={"n": 1, "given constexprs": {"RANK": rank}}) for rank in range(2))
     a_rank(shared, 0).publish_decision(one, a_decision(one))
     other = a_rank(shared, 1)
     assert other.shared_decision(two) == a_decision(one)
     assert other.own.decision(two) == a_decision(one), "it is kept as this rank's own"
-    assert other.shared_decision(a_job(key={"n": 2, "constexprs": {"RANK": 0}})) is None
+    assert other.shared_decision(a_job(key={"n": 2, "given constexprs": {"RANK": 0}})) is None
 
 
 def test_a_measured_decision_that_is_adopted_is_kept_for_the_next_job(shared: KeyValue) -> None:

@@ -75,7 +75,7 @@ def test_where_nothing_is_measured_a_decision_for_other_constexprs_holds(tmp_pat
     recorded = recording()
 
     def with_size(size: int) -> Job:
-        key = {"n": 1, "constexprs": {"D": size}}
+        key = {"n": 1, "given constexprs": {"D": size}}
         return replace(job_of(recorded), workload=replace(recorded.workload, key=key))
 
     def decided(job: Job, mode: str, **more: Any) -> Decision:

@@ -196,7 +196,7 @@ def test_with_any_toolchain_another_ones_decision_counts(machines: Machines) -> 
 
 
 def test_a_trusted_decision_for_other_constexprs_is_found(machines: Machines) -> None:
-    decided, asked = (a_job(key={"n": 1, "constexprs": {"D": size}}) for size in (64, 512))
+    decided, asked = (a_job(key={"n": 1, "given constexprs": {"D": size}}) for size in (64, 512))
     tuned(machines("one"), decided)
     for name, trusted in (("two", True), ("three", False)):
         other = machines(name, trusted=trusted)

@@ -156,7 +156,7 @@ def test_what_a_key_says_under_other_names_can_be_stated(tmp_path: Path) -> None
 
 
 def test_a_constexpr_named_dtype_is_no_tensors() -> None:
-    key = {"constexprs": {"dtype": "fp32"}, "dtypes": {"x_ptr": "torch.float16"}}
+    key = {"given constexprs": {"dtype": "fp32"}, "dtypes": {"x_ptr": "torch.float16"}}
     assert dtypes_of(kernel_job(**key).workload) == ["float16"]
 
 

@@ -62,7 +62,9 @@ def test_a_decision_strikes_out_no_key_met_under_another_power_limit(tmp_path: P
 
 
 def test_a_decision_strikes_out_keys_that_differ_in_constexprs_alone(tmp_path: Path) -> None:
-    small, large, other = (a_job(key={"n": n, "constexprs": {"D": size}}) for n, size in ((1, 64), (1, 512), (2, 64)))
+    small, large, other = (
+        a_job(key={"n": n, "given constexprs": {"D": size}}) for n, size in ((1, 64), (1, 512), (2, 64))
+    )
     with SqliteStore(tmp_path) as store:
         for job in (small, large, other):
             store.note_pending(job, "mode cached")

@@ -66,7 +66,7 @@ class TestWithAPackBehindIt(StoreContract):
 
 
 def test_a_pack_is_asked_for_other_constexprs_too(tmp_path: Path) -> None:
-    packed, asked = (a_job(key={"n": 1, "constexprs": {"D": size}}) for size in (64, 512))
+    packed, asked = (a_job(key={"n": 1, "given constexprs": {"D": size}}) for size in (64, 512))
     with SqliteStore(None, packs=[a_pack(tmp_path, packed, SPACE[2])]) as store:
         assert store.decision(asked) is None
         assert store.decision_for_any_constexprs(asked) == a_decision(packed, SPACE[2])

@@ -175,7 +175,11 @@ class TritonCall:
                 key[name] = plain_value(self.spec.key_buckets[name](value) if name in self.spec.key_buckets else value)
         dtypes = {n: str(v.dtype) for n, v in self.named.items() if n in self.spec.arg_names and hasattr(v, "dtype")}
         constexprs = self._constexprs()
-        return {**key, **({"constexprs": constexprs} if constexprs else {}), **({"dtypes": dtypes} if dtypes else {})}
+        return {
+            **key,
+            **({"given constexprs": constexprs} if constexprs else {}),
+            **({"dtypes": dtypes} if dtypes else {}),
+        }
 
     def _constexprs(self) -> dict[str, Value]:
         """What the call compiles into the kernel and `key=` does not name: with another head size another config fits.

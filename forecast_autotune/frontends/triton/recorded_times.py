@@ -114,7 +114,7 @@ class RecordedTimes:
 
 def _arguments(key: Mapping[str, object]) -> dict[str, object]:
     """The arguments that a stored key names, its constexprs among them."""
-    constexprs = key.get("constexprs")
+    constexprs = key.get("given constexprs")
     return {**key, **(constexprs if isinstance(constexprs, Mapping) else {})}
 
 

@@ -197,7 +197,7 @@ def dtypes_of(workload: Workload) -> list[str]:
     """The dtypes of a call's tensors as its key names them, without `torch.`"""
     found: list[object] = []
     for name, value in workload.key.items():
-        if isinstance(value, Mapping) and name != "constexprs":
+        if isinstance(value, Mapping) and name != "given constexprs":
             found += value.values() if name == "dtypes" else [value.get("dtype")]
     return [dtype.removeprefix("torch.") for dtype in found if isinstance(dtype, str)]
 

@@ -137,7 +137,7 @@ def _key_of(workload: Workload) -> list[object]:
     values: list[object] = []
     dtypes = workload.key.get("dtypes", {})
     for name, value in workload.key.items():
-        if name not in ("constexprs", "dtypes"):  # of which FLA's keys hold the latter alone
+        if name not in ("given constexprs", "dtypes"):  # of which FLA's keys hold the latter alone
             if not isinstance(value, (bool, int, float, str, type(None))):
                 raise InvalidInputError(f"its key holds {name}={shown(value)}, which is no plain value")
             values.append(value)

@@ -172,7 +172,7 @@ def test_a_key_holds_the_constexprs_that_the_call_gives() -> None:
         for size in (64, 512)
     ]
     shared = {"n": 64, "CAUSAL": True, "dtypes": {"x_ptr": "torch.float32"}}
-    assert keys == [{**shared, "constexprs": {"D": 64}}, {**shared, "constexprs": {"D": 512}}]
+    assert keys == [{**shared, "given constexprs": {"D": 64}}, {**shared, "given constexprs": {"D": 512}}]
     assert key_parts(keys[0]) == {"n": "64", "CAUSAL": "True", "D": "64", "dtypes": "f32"}
 
 
@@ -185,7 +185,7 @@ def test_a_constexpr_given_as_its_default_is_one_left_out() -> None:
         return bound(tuned(head), torch.empty(64), 64, **given).job.workload.key
 
     assert key() == key(D=None, E=1) == {"n": 64, "dtypes": {"x_ptr": "torch.float32"}}
-    assert key(D=0, E=True)["constexprs"] == {"D": 0, "E": True}
+    assert key(D=0, E=True)["given constexprs"] == {"D": 0, "E": True}
 
 
 def test_timings_are_printed_as_triton_prints_them() -> None:

@@ -93,7 +93,7 @@ def test_a_config_nobody_recorded_is_named() -> None:
         launch(64)
 
 
-@pytest.mark.parametrize("key_of", [lambda n: {"n": n}, lambda n: {"constexprs": {"n": n}}])
+@pytest.mark.parametrize("key_of", [lambda n: {"n": n}, lambda n: {"given constexprs": {"n": n}}])
 def test_recordings_are_chosen_by_the_keys_of_the_call(key_of: Any) -> None:
     small = recording({config(64): Measurement(samples_us=(3.0, 5.0))}, **key_of(100))
     large = recording({config(64): Measurement(samples_us=(50.0,))}, **key_of(1000))

@@ -319,6 +319,27 @@ def test_tensors_that_come_and_go_cost_a_few_walks_alone(monkeypatch: pytest.Mon
     assert len(walks) == few <= 2 * reached.MOST_IDLE_WALKS
 
 
+def test_a_block_that_keeps_a_history_has_one_key() -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.history = torch.nn.Parameter(torch.ones(4)), [torch.zeros(())]
+            self.tuned = fa.variants([self.lazily, self.quickly])
+
+        def lazily(self, x: Any) -> Any:
+            time.sleep(LAZY_S)
+            return x * self.w
+
+        def quickly(self, x: Any) -> Any:
+            return torch.mul(x, self.w)
+
+    block = Block()
+    for _ in range(5):
+        block.history.append(block.tuned(torch.ones(4)).detach().norm())
+        del block.history[0]
+    assert len(block.tuned.decisions) == 1
+
+
 def test_what_a_program_builds_elsewhere_is_compiled_as_ever() -> None:
     tuned = fa.variants([lambda x: x.sin(), torch.sin])
     tuned(torch.ones(4))

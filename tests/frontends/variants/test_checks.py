@@ -10,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import forecast_autotune as fa
@@ -254,6 +256,42 @@ def test_a_variant_that_returns_what_it_keeps_is_right(inference: bool) -> None:
         tuned(torch.rand(8))
     assert chosen(tuned) == "cached"
     assert torch.equal(kept[0], table(None)), "as it was, to the bit"
+
+
+def read_only(folder: Path) -> Any:
+    path = folder / "table.bin"
+    path.write_bytes(bytes(range(64)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the memory may not be written to
+        return torch.from_numpy(np.memmap(path, dtype=np.float32, mode="r"))
+
+
+@pytest.mark.parametrize(
+    "table", [lambda _: torch.arange(8), lambda _: torch.ones(8, 8).tril() > 0, read_only], ids=["ids", "mask", "file"]
+)
+def test_what_it_keeps_may_be_of_any_kind(table: Callable[[Path], Any], tmp_path: Path) -> None:
+    kept: dict[str, Any] = {}
+
+    def cached(x: Any) -> Any:
+        if not kept:
+            kept["table"] = table(tmp_path)
+        return kept["table"]
+
+    tuned = fa.variants([slowed(lambda x: table(tmp_path)), cached])
+    tuned(torch.rand(8))
+    assert chosen(tuned) == "cached"
+
+
+def test_a_variant_that_writes_integers_to_what_it_keeps_is_wrong() -> None:
+    kept: dict[str, Any] = {}
+
+    def counted(x: Any) -> Any:
+        if not kept:
+            kept["ids"] = torch.empty(8, dtype=torch.int64)
+        return torch.arange(8, out=kept["ids"])
+
+    tuned = fa.variants([slowed(lambda x: torch.arange(8)), counted])
+    assert "its next call returns the memory" in failure_of(tuned, torch.rand(8))
 
 
 def test_a_variant_that_writes_a_part_of_what_it_keeps_is_wrong() -> None:
