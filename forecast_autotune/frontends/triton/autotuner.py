@@ -334,9 +334,10 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             of_candidate = turn is not None and turn.trial is not None
             if of_candidate or not is_of_the_config(err):
                 raise
-            learning.calls.end()
+            result = launch_another(self, key, entry, config, err, args, kwargs)
+            learning.calls.end()  # not where no other config runs either: then it is the call
             self.dispatcher.settle(entry)
-            return launch_another(self, key, entry, config, err, args, kwargs)
+            return result
         entry.fallback = None
         return result
 

@@ -254,6 +254,18 @@ def test_a_call_that_raises_by_itself_leaves_its_candidate_in_the_race() -> None
     assert decision.measured == len(BLOCKS)
 
 
+def test_a_call_that_runs_under_no_config_does_not_end_learning() -> None:
+    kernel = tuned(mode="online")
+    with playing():
+        call(kernel)
+        with pytest.raises(triton.CompilationError):
+            kernel[(4,)](torch.empty(4096), 1000, None)
+        assert is_learning(kernel)
+        call_until_decided(kernel)
+    ((_, decision),) = kernel.decisions.items()
+    assert decision.config["BLOCK"] == BEST
+
+
 def _no_grid(meta: dict[str, Any]) -> tuple[int, ...]:
     raise ValueError("no such batch")
 
