@@ -76,7 +76,7 @@ class Buffer:
     @property
     def can_be_blank(self) -> bool:
         """Whether other numbers may stand there before a run: a copy, of floats, that no other argument shares."""
-        return self.guarded is not None and self.alone and has_values_to_spare(self.memory)
+        return self.guarded is not None and self.alone and str(self.memory.dtype).removeprefix("torch.") in _BLANK
 
     def differs(self) -> bool:
         """Whether candidates have left other bytes there than before any run."""
@@ -346,11 +346,6 @@ def stand_in(left: torch.Tensor) -> torch.Tensor:
     halved = torch.where(left == 0, torch.ones_like(left), left / 2)
     other = torch.where(other == left, halved, other)
     return torch.where(torch.isfinite(other), other, torch.ones_like(other))
-
-
-def has_values_to_spare(tensor: torch.Tensor) -> bool:
-    """Whether other numbers may stand in a tensor: integers may be indices or locks, and floats of 8 bits have none."""
-    return str(tensor.dtype).removeprefix("torch.") in _BLANK
 
 
 def nudged(values: torch.Tensor) -> torch.Tensor:

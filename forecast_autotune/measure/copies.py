@@ -89,7 +89,7 @@ class CopiedArguments(Buffers):
         self._shares_state = not is_only_thread()
         self._state_in: dict[int, list[Buffer]] = {}
         for name, tensor in kept.values():
-            self._state_in.setdefault(_key(tensor), []).append(buffer := borrowed(name, tensor))
+            self._state_in.setdefault(_key(tensor), []).append(buffer := _borrowed(name, tensor))
             buffer.regions = set() if self._shares_state else None
         super().__init__([*self._buffer_of.values(), *(b for group in self._state_in.values() for b in group)])
         for name in zeroed:
@@ -236,8 +236,8 @@ class BorrowedArguments(Buffers):
         needed = _bytes(memory_of(t) for t in restored.values())
         if short := _shortage(needed):
             raise UnportableError(f"a copy of {', '.join(restored)} to restore takes {short}")
-        self._restored = [borrowed(n, t) for n, t in restored.items()]
-        empty = [borrowed(n, t, to_zero=True) for n, t in zeroed.items()]
+        self._restored = [_borrowed(n, t) for n, t in restored.items()]
+        empty = [_borrowed(n, t, to_zero=True) for n, t in zeroed.items()]
         super().__init__([*self._restored, *empty])
         for buffer in self.buffers:
             buffer.restored = True
@@ -382,7 +382,7 @@ def _copied(group: Mapping[str, torch.Tensor]) -> Buffer:
     )
 
 
-def borrowed(name: str, tensor: torch.Tensor, *, to_zero: bool = False) -> Buffer:
+def _borrowed(name: str, tensor: torch.Tensor, *, to_zero: bool = False) -> Buffer:
     """The caller's own memory, to be put back, or to be filled with zeros."""
     memory = memory_of(tensor)
     return Buffer(

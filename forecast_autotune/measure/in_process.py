@@ -13,10 +13,10 @@ from ..core.config import Config
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
 from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
-from .buffers import Buffer, Buffers, equal, has_values_to_spare, nudged, reads_itself, stand_in
+from .buffers import Buffer, Buffers, equal, memory_of, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
-from .copies import BorrowedArguments, CopiedArguments, Values, borrowed
+from .copies import BorrowedArguments, CopiedArguments, Values
 from .outputs import Outputs, OutputsError, has_tensors, outputs_of, shared_memory
 from .process_state import preserve_process_state
 
@@ -139,26 +139,23 @@ class InProcessAttempt:
     def _overwrites(self, shared: Sequence[torch.Tensor]) -> bool:
         """Whether a run writes to what earlier ones have returned, rather than returning it as it is.
 
-        Told by what torch counts of writes, and where other numbers may stand in that memory meanwhile, by these.
+        Told by what torch counts of writes, and by a run on other numbers. Those stand in copies of arguments alone: other
+        threads may read what a candidate keeps.
         """
         if not shared:
             return False
-        movable = [t for t in shared if has_values_to_spare(t) and t.untyped_storage().resizable()]  # no file's, say
-        buffers = [borrowed(f"result {i}", t) for i, t in enumerate(movable)]
-        moved = [nudged(b.pristine) for b in buffers]
+        arguments = self._arguments
+        counted, left = _versions(shared), [memory_of(t).clone() for t in shared]
+        arguments.reset()
+        for buffer in arguments.buffers:
+            if buffer.can_be_blank:
+                buffer.fill(stand_in(buffer.now))
         try:
-            for buffer, values in zip(buffers, moved, strict=True):
-                buffer.fill(values)
-            before = [0 if t.is_inference() else t._version for t in shared]
-            self._arguments.reset()
             self._once(compared=False)
-            now = [0 if t.is_inference() else t._version for t in shared]
-            return now != before or not all(
-                equal(b.now, values.reshape(-1)) for b, values in zip(buffers, moved, strict=True)
-            )
-        finally:
-            for buffer in buffers:
-                buffer.put_back()
+        except (Exception, SystemExit) as err:
+            self._no_answer(err)
+        same = all(equal(memory_of(t), before) for t, before in zip(shared, left, strict=True))
+        return _versions(shared) != counted or not same
 
     def _no_answer(self, err: BaseException) -> None:
         """After an error in a run that was only to show something: no failure, unless the device is lost."""
@@ -221,6 +218,11 @@ def _cuda_devices(values: Iterable[Any]) -> Iterator[str]:
             yield from _cuda_devices(value.values() if isinstance(value, dict) else value)
         elif getattr(value, "is_cuda", False):
             yield f"cuda:{value.get_device()}"
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often torch's operators have written to each; 0 for those of inference mode, of which it does not say."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class InProcess(BaseMeasurer):
