@@ -134,7 +134,12 @@ def counts() -> Any:
 
 def make_choices() -> Any:
     """What Inductor asks in one thread: what it would ask without us, and ours over it where that can be."""
-    theirs = sys.modules[CHOICES].InductorChoices() if _theirs is None else _theirs()
+    if _theirs is None:
+        from torch._inductor.choices import InductorChoices  # not loaded yet where a warm cache is looked into
+
+        theirs = InductorChoices()
+    else:
+        theirs = _theirs()
     try:
         from .choices import with_ours
 
