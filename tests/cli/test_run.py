@@ -203,7 +203,7 @@ def test_keys_that_differ_in_constexprs_alone_are_settled_by_one_decision(
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "from contracts.store_contract import a_decision, a_job\n"
         "from forecast_autotune.store.sqlite import SqliteStore\n"
-        "job = a_job(key={'n': 1, 'constexprs': {'D': 64}})\n"
+        "job = a_job(key={'n': 1, 'given constexprs': {'D': 64}})\n"
         f"with SqliteStore({str(tmp_path / 'store')!r}) as store: store.decide(job, a_decision(job))\n"
     )
     assert main(["tune-pending", "--dir", str(tmp_path / "store"), str(program)]) == 0
