@@ -15,7 +15,7 @@ from .core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from .core.outcome import Evidence, Failure, Outcome
 
 
-def without_limit() -> float:
+def without_limit(_waited_s: float) -> float:
     """For ever, in seconds: the patience of who waits until all is done."""
     return math.inf
 
@@ -36,7 +36,7 @@ class Compiler(Protocol):
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[], float] = without_limit,
+        patience_s: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Build each config, yielding each as it is done, in any order.
 
@@ -46,8 +46,9 @@ class Compiler(Protocol):
 
         Args:
             workers: how many may be under way; as many as it builds side by side if not given.
-            patience_s: asked before each wait; once nothing was done for so many seconds, the iterator ends, and what is
-                under way is abandoned.
+            patience_s: takes the seconds for which all that is under way has been built, 0 while some of it waits for a
+                worker or a core, and tells how many more to wait for. Asked again as long as nothing is done; at 0 the
+                iterator ends, and what is under way is abandoned.
         Raises:
             NoWorkingConfigError: no config can build, whatever its knobs.
         """

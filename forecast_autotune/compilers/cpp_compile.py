@@ -128,7 +128,7 @@ class CppCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[], float] = without_limit,
+        patience_s: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Build each config, yielding each as it is done. See `Compiler.compile`.
 
@@ -140,6 +140,7 @@ class CppCompiler:
         done: queue.SimpleQueue[tuple[Config, Evidence | Failure | BaseException]] = queue.SimpleQueue()
         ready: deque[tuple[Config, Evidence | Failure]] = deque()
         abandoned = threading.Event()
+        began: dict[Config, float] = {}  # when a core was had for what is being built
         building = begun = 0
 
         def work(config: Config) -> None:
@@ -147,11 +148,16 @@ class CppCompiler:
             try:
                 with core_slots().held(given_up=abandoned.is_set):
                     if not abandoned.is_set():
+                        began[config] = time.perf_counter()
                         done.put((config, self._build(config, slot, abandoned)))
             except BaseException as err:  # handed over, or whoever waits for this build would wait for ever
                 done.put((config, err))
             finally:
                 slots.put(slot)
+
+        def waited_s() -> float:
+            since = list(began.values())
+            return time.perf_counter() - max(since) if len(since) == building else 0.0
 
         with ThreadPoolExecutor(self.workers, thread_name_prefix="forecast_autotune_build") as pool:
             try:
@@ -165,11 +171,14 @@ class CppCompiler:
                         pool.submit(work, config)
                         building, begun = building + 1, begun + 1
                     if not ready and building:
-                        limit_s = patience_s()
+                        limit_s = patience_s(waited_s())
                         try:
                             config, built = done.get(timeout=None if limit_s == math.inf else limit_s)
                         except queue.Empty:
+                            if limit_s:
+                                continue
                             return
+                        began.pop(config, None)
                         building -= 1
                         if isinstance(built, BaseException):
                             raise built

@@ -116,7 +116,7 @@ class SourceCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[], float] = without_limit,
+        patience_s: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Result], None, None]:
         """Compile each config, yielding each as it is done. See `Compiler.compile`.
 
@@ -158,20 +158,22 @@ class SourceCompiler:
         self,
         compiling: dict[Compiling, list[tuple[Config, Source, float]]],
         results: _Results,
-        patience_s: Callable[[], float],
+        patience_s: Callable[[float], float],
     ) -> bool:
         """Wait until something is compiled, as long as the caller's patience lasts; whether anything was."""
-        if not compiling:
-            return False
-        limit_s = patience_s()
-        wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
-        ended = [each for each in compiling if each.done()]
+        ended: list[Compiling] = []
+        while compiling and not ended:
+            limit_s = patience_s(_waited_s(compiling))
+            wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
+            ended = [each for each in compiling if each.done()]
+            if not limit_s:
+                break
         for future in ended:
             for config, made, here_s in compiling.pop(future):
                 result = self._result(made, future, here_s)
                 results.add(config, result, any_built=self._any_built)
                 if isinstance(result, Evidence):
-                    launcher_builds.finish(made, patience_s())
+                    launcher_builds.finish(made, patience_s(0.0))
         return bool(ended)
 
     def _begin(self, config: Config, by_hash: Mapping[str, Compiling]) -> Result | tuple[Source, Compiling]:
@@ -253,6 +255,12 @@ class SourceCompiler:
 
 
 _warned = False
+
+
+def _waited_s(compiling: Iterable[Compiling]) -> float:
+    """For how long workers have been at all of these, in seconds; 0 while one waits."""
+    now = time.perf_counter()
+    return min(0.0 if each.begun is None else now - each.begun for each in compiling)
 
 
 class TritonCompiler(SourceCompiler):

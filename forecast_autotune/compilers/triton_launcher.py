@@ -110,7 +110,7 @@ class LauncherBuilds:
         if building is None:
             return
         self._begun[_alike(made)] = None
-        if building.is_begun:
+        if building.begun is not None:
             wait([building], min(PATIENCE_S, most_s))
         else:
             building.abandoned = not building.cancel()

@@ -178,7 +178,7 @@ class LaunchesCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[], float] = without_limit,
+        patience_s: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Compile what each config launches, yielding each as all of it is done. See `SourceCompiler.compile`."""
         whose: dict[Config, Config] = {}

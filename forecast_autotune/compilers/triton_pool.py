@@ -51,8 +51,8 @@ class Setup:
 class Compiling(Future["Built"]):
     """A compile that waits for a worker, or that one is at."""
 
-    is_begun = False
-    """A worker has it: no longer does it wait for one, for a core, or for a pause to end."""
+    begun: float | None = None
+    """When a worker took it, by `time.perf_counter`; None as long as it waits for one, for a core, or for a pause to end."""
 
     abandoned = False
     """Nobody waits for it any more."""
@@ -274,7 +274,7 @@ class _Compiler:
             return Built(cost_s=0.0, error="it was abandoned")
         began = time.perf_counter()
         try:
-            job.future.is_begun = True
+            job.future.begun = began
             self.worker.send(job.task)
             return Built.from_json(self.worker.receive(job.timeout_s), job.target)
         except WorkerTimeoutError:

@@ -51,24 +51,25 @@ class Replay:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[], float] = without_limit,
+        patience_s: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Yield what the recording says of each config's compilation, when it would have ended. See `Compiler.compile`."""
         most, waiting = workers or self.workers, iter(configs)
-        under_way: list[tuple[float, int, Config, Evidence | Failure]] = []  # a heap, by when they end
+        under_way: list[tuple[float, int, float, Config, Evidence | Failure]] = []  # a heap, by when they end
         begun = itertools.count()
         while True:
             while len(under_way) < most and (config := next(waiting, None)) is not None:
                 result, seconds = self._compiled(config)
-                heapq.heappush(under_way, (self.charged_s + seconds, next(begun), config, result))
+                heapq.heappush(under_way, (self.charged_s + seconds, next(begun), self.charged_s, config, result))
             if not under_way:
                 return
             wait_s = max(0.0, under_way[0][0] - self.charged_s)
-            if wait_s > (limit_s := patience_s()):
+            waited_s = self.charged_s - max(began for _, _, began, _, _ in under_way)
+            if wait_s > (limit_s := patience_s(waited_s)):
                 self.charged_s += limit_s
                 return
             self.charged_s += wait_s
-            _, _, config, result = heapq.heappop(under_way)
+            *_, config, result = heapq.heappop(under_way)
             yield config, result
 
     def _compiled(self, config: Config) -> tuple[Evidence | Failure, float]:

@@ -48,11 +48,11 @@ class RunState:
         self.id = uuid.uuid4().hex
         self.outcomes: dict[Config, Outcome] = {}
         self.evidence: dict[Config, Evidence] = {}
-        self.under_way: dict[Config, float] = {}  # begun and not tried yet, by when; what is left behind stays
+        self.under_way: dict[Config, None] = {}  # begun and not tried yet, in that order; what is left behind stays
         self.left_behind: set[Config] = set()  # their builds took too long
         self.tried: set[Config] = set()  # by this run
         self.compiled = 0
-        self.build_s: list[float] = []  # what each build of this run took, from its beginning
+        self.build_s: list[float] = []  # what each build of this run took
         self.spending = Spending(budget.clock)
         self.earlier: dict[Config, Measurement] = {}  # stored times that are not on this run's scale yet
         self.finals: dict[Config, Measurement] = {}  # configs timed in turns

@@ -70,7 +70,7 @@ class Trials:
 
     def _begun(self, choices: Iterator[Config]) -> Iterator[Config]:
         for config in choices:
-            self._state.under_way[config] = self._state.budget.clock()
+            self._state.under_way[config] = None
             self._state.report("building")  # to choose it, forecasts may have been made anew
             yield config
         self._state.report("building")
@@ -125,8 +125,9 @@ class Trials:
         """Count a build of this run."""
         state = self._state
         state.compiled += 1
-        state.build_s.append(state.budget.clock() - state.under_way[config])
-        state.spending.compiling_s += result.cost_s if isinstance(result, Failure) else result.compile_s
+        took_s = result.cost_s if isinstance(result, Failure) else result.compile_s
+        state.build_s.append(took_s)
+        state.spending.compiling_s += took_s
         self._keep_built(config, result)
 
     def _keep_built(self, config: Config, result: Evidence | Failure) -> None:
@@ -135,14 +136,11 @@ class Trials:
         else:
             self._state.evidence[config] = result
 
-    def _patience_s(self) -> float:
-        """How long to wait for what is being built now."""
+    def _patience_s(self, waited_s: float) -> float:
+        """How much longer to wait for what has all been built for so many seconds."""
         state = self._state
-        done = state.evidence.keys() | state.left_behind
-        building = {c: since for c, since in state.under_way.items() if c not in done}
-        if state.space.default in building:
+        if state.space.default in state.under_way.keys() - state.evidence.keys():
             return math.inf
-        waited_s = state.budget.clock() - max(building.values(), default=0.0)
         return min(state.budget.seconds_left, patience_s(state.build_s, waited_s))
 
     def _untried(self, configs: Iterable[Config]) -> list[Config]:

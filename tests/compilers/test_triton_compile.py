@@ -404,10 +404,10 @@ def test_a_compiler_that_is_brought_down_takes_only_its_worker_along(
 def test_what_is_abandoned_is_killed_with_the_tools_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_ptxas(tmp_path, monkeypatch, f"echo $$ > {tmp_path}/part\nmv {tmp_path}/part {tmp_path}/pid\nexec sleep 300")
 
-    def has_begun() -> float:
+    def has_begun(waited_s: float) -> float:
         while not (tmp_path / "pid").exists():
             time.sleep(0.05)
-        return 0.1
+        return max(0.0, 0.1 - waited_s)
 
     compiling = compiler(scale, (half(900), 900)).compile([Config({"BLOCK": 64})], patience_s=has_begun)
     assert next(compiling, None) is None
@@ -418,6 +418,27 @@ def test_what_is_abandoned_is_killed_with_the_tools_it_started(tmp_path: Path, m
         time.sleep(0.05)
     monkeypatch.undo()
     assert isinstance(only(compiler(scale, (half(900), 900)).compile([Config({"BLOCK": 64})])), Evidence)
+
+
+def test_what_waits_for_a_worker_tries_nobodys_patience(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ptxas(
+        tmp_path, monkeypatch, f"[ -e {tmp_path}/second ] && exec sleep 300\ntouch {tmp_path}/second; sleep 1; exit 1"
+    )
+    pool, waited = triton_pool.WorkerPool(1), list[float]()
+
+    def half_a_second(waited_s: float) -> float:
+        waited.append(waited_s)
+        return max(0.0, 0.5 - waited_s) if (tmp_path / "second").exists() else 60.0
+
+    configs = [Config({"BLOCK": 64}), Config({"BLOCK": 128})]
+    try:
+        done = dict(compiler(scale, (half(900), 900), pool=pool).compile(configs, workers=2, patience_s=half_a_second))
+    finally:
+        pool.close()
+    assert list(done) == configs[:1], (
+        "the second is left behind once it was begun, for as long as it was being compiled"
+    )
+    assert waited[0] == 0.0
 
 
 def test_a_compile_killed_from_outside_twice_is_a_transient_failure(

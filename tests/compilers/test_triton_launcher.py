@@ -165,7 +165,7 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> tuple[LauncherBuilds, Any, Handed
 def taken(building: Compiling) -> None:
     """As a thread of the pool takes a task, and a worker gets it."""
     building.set_running_or_notify_cancel()
-    building.is_begun = True
+    building.begun = time.perf_counter()
 
 
 def test_a_launch_waits_for_the_launcher_that_a_worker_is_at(handed: tuple[LauncherBuilds, Any, Handed]) -> None:

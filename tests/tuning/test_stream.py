@@ -91,10 +91,10 @@ def run(
 
 
 def test_one_slow_compile_holds_up_none_of_the_others() -> None:
-    device, decision = run(compiled_in([0.1, 1.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]), workers=2)
-    assert decision.measured == 8
-    assert [i for _, i in device.timed] == [0, 2, 3, 4, 5, 6, 7, 1]
-    assert device.charged_s == pytest.approx(2.0)
+    device, decision = run(compiled_in([0.05, 0.48, 0.05, 0.05]), workers=2)
+    assert decision.measured == 4
+    assert [i for _, i in device.timed] == [0, 2, 3, 1]
+    assert device.charged_s == pytest.approx(0.58)
     idle_s = [later - begun for (begun, _), (later, _) in zip(device.timed[1:], device.begun[3:], strict=False)]
     assert max(idle_s) == pytest.approx(0.1), "a worker stands still only while what it has built is timed"
 
@@ -158,19 +158,19 @@ def test_a_straggler_is_left_behind_and_no_failure_is_held_against_it() -> None:
 
 
 def test_a_worker_with_a_straggler_goes_on_with_others() -> None:
-    device, decision = run(compiled_in([1, 2, 1, HOUR_S, 1, 1, 1]), workers=1)
-    assert [i for _, i in device.timed] == [0, 1, 2, 4, 5, 6]
+    device, decision = run(compiled_in([1, 2, 1, 1, HOUR_S, 1, 1, 1]), workers=1)
+    assert [i for _, i in device.timed] == [0, 1, 2, 3, 5, 6, 7]
     assert device.charged_s < 30
-    assert decision.measured == 6
+    assert decision.measured == 7
 
 
 def test_stragglers_one_after_the_other_do_not_end_a_run() -> None:
     """Nothing is built between the two; of recordings of another vendor's GPU such pairs ended runs at 6 of 436 configs."""
-    device, decision = run(compiled_in([1, 2, 1, HOUR_S, HOUR_S, 1, 1]), workers=1)
-    assert [i for _, i in device.timed] == [0, 1, 2, 5, 6]
+    device, decision = run(compiled_in([1, 2, 1, 1, HOUR_S, HOUR_S, 1, 1]), workers=1)
+    assert [i for _, i in device.timed] == [0, 1, 2, 3, 6, 7]
     assert "2 left behind" in decision.reason
-    _, decision = run(compiled_in([1, 2, 1, HOUR_S, HOUR_S, 1, 1]), workers=1, budget="5")
-    assert "the budget of 5 is spent" in decision.reason
+    _, decision = run(compiled_in([1, 2, 1, 1, HOUR_S, HOUR_S, 1, 1]), workers=1, budget="6")
+    assert "the budget of 6 is spent" in decision.reason
 
 
 def test_the_default_is_waited_for_however_long_it_takes() -> None:
@@ -180,18 +180,18 @@ def test_the_default_is_waited_for_however_long_it_takes() -> None:
 
 
 def test_few_builds_leave_nothing_behind() -> None:
-    _, decision = run(compiled_in([1, 1, 100]), workers=3)
-    assert decision.measured == 3
+    _, decision = run(compiled_in([1, 1, 1, 100]), workers=4)
+    assert decision.measured == 4
 
 
 def test_builds_that_came_from_a_cache_leave_nothing_behind() -> None:
-    _, decision = run(compiled_in([0.1, 0.1, 0.1, 9, 0.1, 0.1]), workers=2)
+    _, decision = run(compiled_in([0.01, 0.01, 0.01, 9, 0.01, 0.01]), workers=2)
     assert decision.measured == 6
 
 
-def test_a_straggler_is_waited_for_at_least_three_seconds() -> None:
-    for longest_s, measured in ((2.5, 6), (9, 5)):
-        _, decision = run(compiled_in([0.3, 0.3, 0.3, longest_s, 0.3, 0.3]), workers=2)
+def test_a_straggler_is_waited_for_at_least_half_a_second() -> None:
+    for longest_s, measured in ((0.45, 6), (0.9, 5)):
+        _, decision = run(compiled_in([0.1, 0.1, 0.1, longest_s, 0.1, 0.1]), workers=6)
         assert decision.measured == measured, longest_s
 
 

@@ -13,11 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ...tuning.stragglers import patience_s
-
 # So long it is waited after one has ended: as many times what the slowest of the others took, and as many seconds at least.
-# Longer where some may queue. There are few of one product, so one is enough to compare with.
-AT_ONCE, QUEUED, ENOUGH = 0.75, 1.5, 1
+# Longer where some may queue.
+AT_ONCE, QUEUED = 0.75, 1.5
+CACHED_S = 0.2  # what took less may have come from a cache, and tells nothing
 LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behind of its product and of equal ones
 
 BEHIND = "forecast_autotune behind"  # there: whether it may have queued behind other products' candidates
@@ -62,7 +61,7 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
-            patience = patience_s(took_s, 0.0, times=times, enough=ENOUGH, least_s=times)
+            patience = patience_s(took_s, times)
             wait_s = min(patience, until - time.monotonic())
             done, pending = wait(pending, None if wait_s == math.inf else wait_s, FIRST_COMPLETED)
             if not done and wait_s < patience:
@@ -77,6 +76,12 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
             yield from done
 
     return completed
+
+
+def patience_s(took_s: Sequence[float], times: float) -> float:
+    """How long to wait for those that are left once others took so many seconds; infinite as long as these tell nothing."""
+    built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
+    return times * max(1.0, *built_s) if built_s else math.inf
 
 
 def is_left(choice: Any) -> bool:

@@ -80,12 +80,12 @@ class InBackground:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[], float] = without_limit,
+        patience_s: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """See `Compiler.compile`."""
 
-        def patience() -> float:
-            seconds = patience_s()
+        def patience(waited_s: float) -> float:
+            seconds = patience_s(waited_s)
             at_work.leave()
             return seconds
 

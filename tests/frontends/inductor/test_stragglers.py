@@ -85,7 +85,7 @@ def test_where_some_may_have_queued_it_is_waited_longer(
 def test_what_may_have_queued_behind_other_products_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
 
-    def patience(*_: Any, times: float, **__: Any) -> float:
+    def patience(_took_s: Any, times: float) -> float:
         asked.append(times)
         return 60.0
 
