@@ -63,11 +63,13 @@ class Replay:
                 heapq.heappush(under_way, (self.charged_s + seconds, next(begun), self.charged_s, config, result))
             if not under_way:
                 return
-            wait_s = max(0.0, under_way[0][0] - self.charged_s)
-            waited_s = self.charged_s - max(began for _, _, began, _, _ in under_way)
-            if wait_s > (limit_s := patience_s(waited_s)):
+            last_s = max(began for _, _, began, _, _ in under_way)
+            while (wait_s := max(0.0, under_way[0][0] - self.charged_s)) > (
+                limit_s := patience_s(self.charged_s - last_s)
+            ):
+                if self.charged_s + limit_s == self.charged_s:  # too little for the clock to tell
+                    return
                 self.charged_s += limit_s
-                return
             self.charged_s += wait_s
             *_, config, result = heapq.heappop(under_way)
             yield config, result

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
+from functools import partial
 
 from ..core.config import Config
+from ..core.forecast import Forecast
 from ..core.job import reference_us
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
 from ..protocols import Compiler, Measurer
@@ -139,9 +141,23 @@ class Trials:
     def _patience_s(self, waited_s: float) -> float:
         """How much longer to wait for what has all been built for so many seconds."""
         state = self._state
-        if state.space.default in state.under_way.keys() - state.evidence.keys():
+        building = state.under_way.keys() - state.evidence.keys()
+        if state.space.default in building:
             return math.inf
-        return min(state.budget.seconds_left, patience_s(state.build_s, waited_s))
+        gain = partial(self._expected_gain, building - state.left_behind)
+        return min(state.budget.seconds_left, patience_s(state.build_s, waited_s, gain))
+
+    def _expected_gain(self, configs: Set[Config]) -> float:
+        """The most octaves that one of the configs is expected to gain over the best so far; infinite if nobody knows."""
+        state = self._state
+        ran, reference = state.measured(), reference_us(state.outcomes, state.space.default)
+        with state.spending.on("forecasting"):
+            state.forecast()
+        forecasts = [state.forecaster.of(config) for config in configs]
+        if not ran or reference is None or not all(isinstance(forecast, Forecast) for forecast in forecasts):
+            return math.inf
+        best = math.log2(reference / next(iter(ran.values())).median_us)
+        return max((each.expected_gain(best) for each in forecasts if isinstance(each, Forecast)), default=0.0)
 
     def _untried(self, configs: Iterable[Config]) -> list[Config]:
         """The configs not tried yet, with the default before all others until something is known of it."""

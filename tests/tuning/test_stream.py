@@ -195,6 +195,16 @@ def test_a_straggler_is_waited_for_at_least_half_a_second() -> None:
         assert decision.measured == measured, longest_s
 
 
+@pytest.mark.parametrize(("octaves", "waited_s"), [(1.0, 3.0), (-1.0, 1.5)])
+def test_what_promises_nothing_is_waited_for_half_as_long(octaves: float, waited_s: float) -> None:
+    of = compiled_in([1, 1, 1, 1, HOUR_S])
+    forecasts = {Config({"i": i}): Forecast.normal(mean=0.0, sigma=0.01, source="fixed") for i in range(4)}
+    forecasts[Config({"i": 4})] = Forecast.normal(mean=octaves, sigma=0.1, source="fixed")
+    device, decision = run(of, workers=5, surrogate=Fixed(forecasts))
+    assert device.charged_s == pytest.approx(waited_s)
+    assert "1 left behind" in decision.reason
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_budget_in_seconds_ends_while_something_is_compiled(workers: int) -> None:
     device, decision = run(compiled_in([1, HOUR_S, HOUR_S, HOUR_S]), workers, budget="4s")
