@@ -129,6 +129,9 @@ class Measurer(Protocol):
     def saved_s(self) -> float:
         """What real calls took less than under the default meanwhile."""
 
+    def prepare(self) -> None:
+        """Do what needs no compiled config, while the first are being compiled. Never raises: `measure` would."""
+
     def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
 

@@ -333,21 +333,22 @@ _shared_lock = threading.Lock()
 
 def shared_pool() -> WorkerPool:
     """The process's own pool; a forked child gets a new one, since the parent's threads are not in it."""
-    return _pool(min(MOST_WORKERS, workers_that_fit(WORKER_BYTES)), nice=0)
+    return _pool(nice=0)
 
 
 def background_pool() -> WorkerPool:
     """The process's own pool for what nobody waits for: half as many workers, which give way to all other processes."""
-    return _pool(min(MOST_WORKERS, workers_that_fit(WORKER_BYTES)) // 2, nice=BACKGROUND_NICE)
+    return _pool(nice=BACKGROUND_NICE)
 
 
-def _pool(workers: int, nice: int) -> WorkerPool:
+def _pool(nice: int) -> WorkerPool:
     with _shared_lock:
         pool = _shared.get(nice)
         if pool is None or pool.closed:
             if not _shared:
                 atexit.register(_close_shared)
-            pool = _shared[nice] = WorkerPool(workers, nice=nice)
+            workers = min(MOST_WORKERS, workers_that_fit(WORKER_BYTES))
+            pool = _shared[nice] = WorkerPool(workers // 2 if nice else workers, nice=nice)
         return pool
 
 

@@ -138,6 +138,9 @@ class BaseMeasurer(ABC):
         """Whether the default is run twice to learn what the kernel writes, and reads of that."""
         return self._check is not None or self._tell_reads is not None
 
+    def prepare(self) -> None:  # noqa: B027  # nothing need be
+        """See `Measurer.prepare`."""
+
     def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
         self._default_tried = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from ..core.config import Config
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
 from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
-from .buffers import Buffer, Buffers, equal, memory_of, nudged, reads_itself, stand_in
+from .buffers import Buffer, Buffers, equal, load_kernels, memory_of, nudged, reads_itself, stand_in
 from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
@@ -22,6 +23,8 @@ from .process_state import preserve_process_state
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 
 class InProcessAttempt:
@@ -261,6 +264,18 @@ class InProcess(BaseMeasurer):
     def detects(self) -> bool:
         """Whether writes are detected: on copies always, on borrowed arguments never."""
         return isinstance(self._prepared(), CopiedArguments)
+
+    def prepare(self) -> None:
+        """Copy the arguments, make the clock, and have devices load what looks at copies. See `Measurer.prepare`."""
+        try:
+            arguments = self._prepared()
+            self._clock(self._default)
+            if isinstance(arguments, CopiedArguments) and not self._untried:
+                load_kernels(arguments.buffers)
+        except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
+            log.debug("%s: not prepared: %r", self.name, err)
 
     def close(self) -> None:
         """Put the caller's memory back, unless the device is lost, and drop all copies."""

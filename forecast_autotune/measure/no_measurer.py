@@ -12,6 +12,9 @@ class _NoMeasurer:
     repeatable = False
     explored_s = saved_s = 0.0
 
+    def prepare(self) -> None:
+        """Nothing is prepared here."""
+
     def skip_default(self) -> None:
         pass
 

@@ -145,6 +145,9 @@ class RealCalls:
 
     # The measurer ---------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Nothing is prepared here."""
+
     def skip_default(self) -> None:
         """See `Measurer`: the default is never run but by a call."""
 

@@ -83,6 +83,9 @@ class Replay:
             return outcome, outcome.cost_s
         return Evidence(compile_s=0.0), 0.0  # a recorded failure has one cost; it is charged where it was met
 
+    def prepare(self) -> None:
+        """Nothing is prepared here."""
+
     def skip_default(self) -> None:
         """Nothing is run here."""
 

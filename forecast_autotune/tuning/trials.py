@@ -32,6 +32,7 @@ class Trials:
         self.measurer = measurer
         self._state = state
         self._ending = ending
+        self._is_prepared = False  # the measurer
 
     @property
     def workers(self) -> int:
@@ -139,8 +140,12 @@ class Trials:
             self._state.evidence[config] = result
 
     def _patience_s(self, waited_s: float) -> float:
-        """How much longer to wait for what has all been built for so many seconds."""
+        """How much longer to wait for what has all been built for so many seconds; the first wait is made use of."""
         state = self._state
+        if not self._is_prepared:
+            self._is_prepared = True
+            with state.spending.on("timing"):
+                self.measurer.prepare()
         building = state.under_way.keys() - state.evidence.keys()
         if state.space.default in building:
             return math.inf

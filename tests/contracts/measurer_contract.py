@@ -44,5 +44,10 @@ class MeasurerContract(ABC):
         assert outcome.cost_s >= 0
         assert isinstance(measurer.measure(self.good()[0]), Measurement)
 
+    def test_it_may_be_prepared(self) -> None:
+        measurer = self.make_measurer()
+        measurer.prepare()
+        assert isinstance(measurer.measure(self.good()[0]), Measurement)
+
     def test_it_says_whether_measuring_again_tells_anything(self) -> None:
         assert self.make_measurer().repeatable is self.repeatable

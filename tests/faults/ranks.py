@@ -155,6 +155,9 @@ class Toy:
         yield
         self.again = False
 
+    def prepare(self) -> None:
+        pass
+
     def skip_default(self) -> None:
         pass
 

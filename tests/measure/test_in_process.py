@@ -13,6 +13,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.measure import copies
 from forecast_autotune.measure.base import CheckError, DeviceLostError
+from forecast_autotune.measure.buffers import load_kernels
 from forecast_autotune.measure.clocks import CpuClock, Launch
 from forecast_autotune.measure.copies import BorrowedArguments, CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess
@@ -85,6 +86,29 @@ def test_what_is_only_written_is_neither_reported_nor_restored() -> None:
         assert not measuring._arguments.changed
     assert not told
     assert torch.equal(x, torch.arange(100.0))
+
+
+def test_preparing_runs_no_candidate_and_leaves_what_raises_to_measuring() -> None:
+    ran: list[str] = []
+    sparse = torch.zeros(3, 3).to_sparse()
+    with measurer([lambda x: ran.append("ran")], {"x": sparse}) as measuring:
+        measuring.prepare()
+        with pytest.raises(UnportableError):
+            measuring.measure(DEFAULT)
+    with measurer([add_in_place], {"x": (x := torch.zeros(100))}) as measuring:
+        measuring.prepare()
+        held = measuring._arguments
+        assert isinstance(measuring.measure(DEFAULT), Measurement)
+        assert measuring._arguments is held, "the copies are made once"
+    assert not ran
+    assert torch.equal(x, torch.zeros(100))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float8_e4m3fn])
+def test_what_a_gpu_is_to_load_ahead_runs_for_every_dtype(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = CopiedArguments((), {"x": torch.zeros(64, dtype=torch.uint8).view(dtype)}).buffers
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    load_kernels(buffers)
 
 
 def test_a_kernel_that_reads_its_output_is_reported_and_finds_the_original() -> None:

@@ -76,8 +76,9 @@ def run(
     policy: Policy | None = None,
     surrogate: Surrogate | None = None,
     store: Memory | None = None,
+    device: Clocked | None = None,
 ) -> tuple[Clocked, Decision]:
-    device = Clocked(of, workers)
+    device = device or Clocked(of, workers)
     resolution = tune(
         job_of(of),
         compiler=device,
@@ -105,6 +106,24 @@ def test_what_is_built_is_timed_while_the_rest_is_built() -> None:
     assert (decision.waiting_s, decision.timing_s) == pytest.approx((3.7, 0.4))
     assert decision.compiling_s == pytest.approx(10)
     assert decision.spent_s == pytest.approx(decision.waiting_s + decision.timing_s + decision.ours_s)
+
+
+def test_a_measurer_prepares_itself_while_the_first_are_being_built() -> None:
+    seen: list[str] = []
+
+    class Preparing(Clocked):
+        def prepare(self) -> None:
+            seen.append("prepared")
+            assert self.begun, "compilers have something to do meanwhile"
+
+        def measure(self, config: Config, **limits: Any) -> Outcome:
+            seen.append("timed")
+            return super().measure(config, **limits)
+
+    of = compiled_in([1, 2, 3, 4])
+    device = Preparing(of, workers=4)
+    run(of, workers=4, device=device)
+    assert seen == ["prepared", *["timed"] * 4]
 
 
 def test_each_choice_is_made_on_all_that_is_known_and_on_what_is_under_way() -> None:
