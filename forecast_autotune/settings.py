@@ -142,6 +142,7 @@ _HUB_REVISION = "hf://(?:(?:datasets|kernels|models|spaces)/)?[^/@]+/[^/@]+@(ref
 _SCHEME = "[a-z][a-z0-9+.-]*"
 _UP_TO = rf"(?:[^{os.pathsep}]*[^\s{os.pathsep}])?"  # the next separator, without spaces before it
 _PACKS = re.compile(
+    rf"{_SCHEME}://[^/#\s{os.pathsep}]*:[0-9]+(?=\s*(?:{os.pathsep}|$))|"  # nothing but a host and its port
     rf"{_SCHEME}://{_UP_TO}(?::[0-9]+(?=[/#]){_UP_TO})?|[^\s{os.pathsep}]{_UP_TO}"  # a URL may name a port
 )
 

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         and is_meant(arguments.hardware, each.hardware.name)
     ]
     open_ones = [each for each in covered if each.state != "measured"]
-    if arguments.write is not None:
+    if arguments.write is not None and covered:
         from ..distributed.key_list import write_keys
         from ..frontends.inductor.request import is_inductors
 
@@ -72,15 +72,17 @@ def run(arguments: argparse.Namespace) -> int:
             say(
                 f"{counted(others, 'key')} of inductor.* left out: torch.compile tunes them where it compiles, in mode tune"
             )
-        say(
-            f"{counted(len(listed), 'key')} in {arguments.write}: forecast-autotune tune --keys {arguments.write} PROGRAM"
+        how = (
+            f": forecast-autotune tune --keys {arguments.write} PROGRAM" if listed else ", as there is nothing to tune"
         )
+        say(f"{counted(len(listed), 'key')} in {arguments.write}{how}")
     if arguments.json:
         print_json_list(map(_as_json, covered))
     elif covered:
         _print(covered)
     else:
-        say("no key is known here; rehearsals do not count")
+        unwritten = "" if arguments.write is None else f": {arguments.write} is not written"
+        say(f"no key is known here; rehearsals do not count{unwritten}")
     return OK if covered and not open_ones else NOTHING
 
 

@@ -36,7 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"frozen": not arguments.undo, "changed": changed})
     if arguments.undo:
-        say(f"programs with the store in {folder} {'may explore again' if changed else 'were not frozen'}")
+        said = "may explore again" if changed else "were not frozen"
     else:
-        say(f"programs with the store in {folder} {'explore nothing from now on' if changed else 'were frozen'}")
+        said = "explore nothing from now on" if changed else "were frozen"
+    missing = (
+        "" if store.exists() else "; there is no store there yet"
+    )  # it may be frozen before the first program runs
+    say(f"programs with the store in {folder} {said}{missing}")
     return OK

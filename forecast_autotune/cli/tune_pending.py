@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         warn_unreadable(store)
         say("no key is pending: there is nothing to tune, and the program is not run")
         if arguments.json:
-            print_json({"pending": 0, "settled": 0, "new": 0})
+            print_json({"pending": 0, "settled": 0, "new": 0, "exit_code": None})
         return OK
     compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
     changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -15,7 +16,7 @@ from ..compilers.no_compile import NoCompiler
 from ..core.budget import NOTHING, PROCESS_TOTAL, Budget
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention, Forecast
-from ..core.job import Job
+from ..core.job import Job, Progress
 from ..distributed.job_channel import JobChannel, job_channel
 from ..distributed.job_store import JobStore
 from ..distributed.key_list import is_asked_for
@@ -31,11 +32,18 @@ from ..store.sqlite import SqliteStore
 from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, stored_for_any_constexprs, tune
 from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
+from ..tuning.progress import show_progress
 from .informed import ask_limit_s, by_held_model, informed
 from .kept_models import keep_model
 from .online.unhurried import RememberingPolicy
 from .pending import note_if_pending
 from .request import Request
+
+log = logging.getLogger(__name__)
+
+READING_S = (
+    30.0  # a call in mode `strict` waits so long at most for a pack or a remote store: a worker starts in seconds
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -72,7 +80,9 @@ def decide(
     device: str = "",
     earlier: Decision | None = None,
 ) -> Resolution:
-    """The decision for a job: stored, or tuned now; by the ranks of one job alike. It waits for no other process.
+    """The decision for a job: stored, or tuned now; by the ranks of one job alike.
+
+    It waits for no other process, but in mode `strict` for what other machines have decided.
 
     Args:
         listener: told how far the run has come.
@@ -80,7 +90,8 @@ def decide(
             In a process of `tune` its name holds.
         earlier: the decision that this process was given last time, to be asked for again.
     Raises:
-        CacheMissError: mode is `strict` and there is no decision for this key.
+        CacheMissError: mode is `strict` and there is no decision for this key, also not in a pack or a trusted remote store
+            that was still being read and is waited for, 30 s at most.
         NoWorkingConfigError: nothing can be run.
     """
     if not is_asked_for(job):
@@ -98,10 +109,17 @@ def decide(
     store = _with_ranks(store, how)
     recalled = _recalled(job, how, store) if how.never_measures else None
     if how.settings.mode == "strict":
+        unread: list[str] = []
+        if recalled is None and fleet is not None:
+            if fleet.is_reading(job):
+                _await_read(job, fleet)
+                recalled = _recalled(job, how, store)
+            unread = fleet.unread(job)
         if recalled is not None:
             return Resolution(store.publish_decision(job, recalled))
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
-        raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
+        missed = _missed(job, store) + "".join(f"; {what}, which may have one, is not read" for what in unread)
+        raise CacheMissError(f"{missed}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     if recalled is not None:
         resolution = Resolution(store.publish_decision(job, recalled))
     else:
@@ -125,6 +143,30 @@ def decide(
     if how.settings.model is None:
         keep_model(how.settings.dir, resolution.decision)
     return resolution
+
+
+def _await_read(job: Job, fleet: FleetStore) -> None:
+    """Wait for what other machines may have decided for a job, and show that, without which there is only an error."""
+    began = time.monotonic()
+    what = f"waiting for {' and '.join(fleet.unread(job))}"
+    with show_progress(str(job.workload.program.name)) as watched:
+        if watched is not None:
+            watched(
+                Progress(
+                    job=job,
+                    doing=what,
+                    forecast=0,
+                    compiled=0,
+                    measured=0,
+                    limit=0,
+                    spent_s=0.0,
+                    best=None,
+                    best_speedup=None,
+                    seconds_left=READING_S,
+                )
+            )
+        fleet.await_read(job, READING_S)
+    log.info("%s: %s took %.1f s", job.workload.program.name, what, time.monotonic() - began)
 
 
 def learn(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,7 @@ from .exchange import Exchange
 from .location import Location
 from .mirror import Mirror
 from .sync import Sync
-from .trees import PackCopy, Tree, pack_folder
+from .trees import PackCopy, Tree, is_copied, pack_folder
 
 if TYPE_CHECKING:
     import sqlite3
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 class FleetStore(SqliteStore):
     """A store that sends what it learns to a remote one, and knows what other machines have sent there or put into packs.
 
-    No call waits for a network: reading and sending are a thread's, and its worker's. What it read is kept on disk.
+    No call waits for a network, but those of mode `strict` by `await_read`: reading and sending are a thread's, and its
+    worker's. What it read is kept on disk.
 
     Of a trusted remote store decisions are believed: of one of its own and one from there, the newer holds. Of any other
     the outcomes seed forecasts alone, and the config of a decision is to be tried first; see `suggested`.
@@ -68,7 +71,8 @@ class FleetStore(SqliteStore):
                 if pack.pinned:
                     folders.append(folder)
                 copying = self._copying(folder, pack)
-                self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}"))
+                copied = partial(is_copied, folder, pack)
+                self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}", is_copied=copied))
         self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
 
     def _complain(self, text: str) -> None:
@@ -150,8 +154,21 @@ class FleetStore(SqliteStore):
 
     def is_reading(self, job: Job) -> bool:
         """Whether a decision for a job that would be believed may be about to come."""
-        believed = self.syncs if self.is_trusted or self.remote is None else self.syncs[1:]
-        return any(sync.is_reading(job) for sync in believed)
+        return any(sync.is_reading(job) for sync in self._believed)
+
+    def await_read(self, job: Job, wait_s: float) -> None:
+        """Wait until all that would be believed of a job is read or has failed, so many seconds at most."""
+        until = time.monotonic() + wait_s
+        for sync in self._believed:
+            sync.await_read(job, max(0.0, until - time.monotonic()))
+
+    def unread(self, job: Job) -> list[str]:
+        """Names what may hold a decision for a job that would be believed, and is not read yet or could not be read."""
+        return [sync.what for sync in self._believed if sync.may_hold(job)]
+
+    @property
+    def _believed(self) -> Sequence[Sync]:
+        return self.syncs if self.is_trusted or self.remote is None else self.syncs[1:]
 
     def arrivals(self, job: Job) -> Callable[[], Decision | None]:
         """A function that gives a decision for a job once it has come from elsewhere and is believed. It is quick."""

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 
 from ..core.hardware import REHEARSAL_KINDS, Hardware
@@ -26,7 +27,9 @@ FRESH_S = 60.0  # a listing is good for so long, in all processes of a machine
 OTHERS_FRESH_S = 3600.0  # one of other hardware, which only seeds forecasts
 IDLE_S = 30.0  # without anything to do, after which the thread ends; the next thing to do starts another
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # after a failure: doubled each time
-END_S = 5.0  # a process that ends waits for what it has to send, if nothing has failed; the next one sends the rest
+END_S = (
+    5.0  # a process that ends waits for what it has to send or copy, if nothing has failed; the next one does the rest
+)
 
 Folder = tuple[str, str]  # digests of hardware and program
 
@@ -34,20 +37,28 @@ Folder = tuple[str, str]  # digests of hardware and program
 class Sync:
     """One process's exchange with a remote store, or its copying of a pack. None of its methods raises.
 
-    None waits but `finish`, `close` and `end`.
+    None waits but `await_read`, `finish`, `close` and `end`.
 
     Args:
         exchange: what the thread does.
         warnings: where trouble is reported: once for each kind.
         what: the exchange is with, for the warning.
+        is_copied: of a pack: whether the copy holds all of a program, which then is not read. A process that ends waits a
+            little for what is not copied yet; None where it does not.
     """
 
     def __init__(
-        self, exchange: Exchange | PackCopy | ExchangeApart, warnings: HeldWarnings, what: str = "the remote store"
+        self,
+        exchange: Exchange | PackCopy | ExchangeApart,
+        warnings: HeldWarnings,
+        what: str = "the remote store",
+        *,
+        is_copied: Callable[[Program], bool] | None = None,
     ) -> None:
         self.exchange = exchange
         self.warnings = warnings
         self.what = what
+        self._is_copied = is_copied
         self.begin()
         _ALL.add(self)
 
@@ -75,6 +86,8 @@ class Sync:
         if now - self._asked.get(folder, -FRESH_S) < FRESH_S or hardware.kind in REHEARSAL_KINDS:
             return
         self._asked[folder] = now
+        if self._is_copied is not None and self._is_copied(program):
+            return
         with self._changed:
             self._wanted[folder] = program
             self._wake()
@@ -93,6 +106,15 @@ class Sync:
         folder = job.hardware.digest, job.workload.program.digest
         return folder in self._wanted or folder in self._reading
 
+    def may_hold(self, job: Job) -> bool:
+        """Whether what bears on a job is still to come, or could not be read."""
+        return self.is_reading(job) or self._failures > 0
+
+    def await_read(self, job: Job, wait_s: float) -> None:
+        """Wait until what bears on a job is read, so many seconds at most, or until that fails."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.is_reading(job), wait_s)
+
     def finish(self, wait_s: float) -> bool:
         """Wait until all is read and sent, so many seconds at most, or until something fails; whether all was."""
         with self._changed:
@@ -108,8 +130,11 @@ class Sync:
                 self.exchange.close()
 
     def end(self) -> None:
-        """The process ends: send what it has decided, as far as that can be done soon."""
+        """The process ends: send what it has decided, and finish a copy, as far as that can be done soon."""
         self._await_sent()
+        if self._is_copied is not None:
+            with self._changed:
+                self._changed.wait_for(lambda: not (self._wanted or self._reading) or self._failures > 0, END_S)
         self._over = True
 
     def _await_sent(self) -> None:

@@ -157,6 +157,26 @@ def pack_folder(directory: Path, pack: PackUrl) -> Path:
     return directory / "packs" / digest(pack.url, pack.digest)
 
 
+def is_copied(folder: Path, pack: PackUrl, program: Program) -> bool:
+    """Whether the copy of a pinned pack holds all that the pack has of a program."""
+    if not pack.pinned:
+        return False
+    try:
+        listed = _manifest_of_copy(folder, pack)
+    except (OSError, InvalidInputError):  # not copied yet, or damaged on this disk
+        return False
+    return not _missing(folder, listed, program)
+
+
+def _manifest_of_copy(folder: Path, pack: PackUrl) -> list[Listed]:
+    path = folder / MANIFEST
+    return read_manifest(path.read_bytes(), str(path), digest=pack.digest)
+
+
+def _missing(folder: Path, listed: Sequence[Listed], program: Program) -> list[Listed]:
+    return [each for each in listed if each.program == program.digest and not (folder / each.path).exists()]
+
+
 def decided_in_tree(folder: Path, complain: Complain) -> Iterator[Decided]:
     """The decisions of a pack in a folder, for commands; segments that are not there, of a copy, are passed over.
 
@@ -268,11 +288,7 @@ class PackCopy:
 
     def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> None:  # noqa: ARG002  # as `Exchange`
         """Copy what the pack holds of a program, on all hardware, and is not here yet."""
-        missing = [
-            segment
-            for segment in self._manifest()
-            if segment.program == program.digest and not (self.folder / segment.path).exists()
-        ]
+        missing = _missing(self.folder, self._manifest(), program)
         for start in range(0, len(missing), READ_AT_ONCE):
             for segment, data in self.location.read(missing[start : start + READ_AT_ONCE]):
                 if segments.name_of(data) != segment.name:
@@ -287,13 +303,12 @@ class PackCopy:
 
     def _manifest(self) -> list[Listed]:
         check_pinned(self.pack, self.location)
-        path = self.folder / MANIFEST
         try:
-            return read_manifest(path.read_bytes(), str(path), digest=self.pack.digest)
+            return _manifest_of_copy(self.folder, self.pack)
         except (OSError, InvalidInputError):  # not copied yet, or damaged on this disk
             data = self.location.read_file(MANIFEST)
             found = read_manifest(data, f"{self.location.shown}/{MANIFEST}", digest=self.pack.digest)
-            _write(path, data)
+            _write(self.folder / MANIFEST, data)
             return found
 
 

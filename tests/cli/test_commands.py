@@ -257,6 +257,16 @@ def test_import_prune_and_freeze_say_what_they_did_as_json(
     assert done("freeze", "--undo") == {"frozen": False, "changed": True}
 
 
+def test_freeze_says_where_there_is_no_store_yet(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["freeze"], ["freeze", "--undo"]):
+        assert "no store" not in printed(capsys, *words)[1]
+        said = printed(capsys, *words, "--dir", str(tmp_path / "misspelt"))[1]
+        assert f"{tmp_path / 'misspelt'} " in said
+        assert said.endswith("; there is no store there yet\n")
+
+
 def test_clear_removes_the_archive_of_searches_unless_a_kernel_is_named(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

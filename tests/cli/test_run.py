@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from contracts.store_contract import a_job
+from contracts.store_contract import a_decision, a_job
 
 from forecast_autotune.cli import main
 from forecast_autotune.store.sqlite import SqliteStore
@@ -170,6 +170,15 @@ def test_keys_met_without_measuring_are_listed_tuned_and_settled(capsys: pytest.
     assert pending(capsys, code=1) == []
     assert main(["tune-pending", PROGRAM, "600"]) == 0
     assert "no key is pending" in capsys.readouterr().err
+
+
+def test_where_no_key_is_pending_the_json_has_the_same_fields(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SqliteStore(tmp_path / "store") as store:
+        store.decide(a_job(), a_decision(a_job()))
+    assert main(["tune-pending", "--dir", str(tmp_path / "store"), "--json", PROGRAM]) == 0
+    assert json.loads(capsys.readouterr().out) == {"pending": 0, "settled": 0, "new": 0, "exit_code": None}
 
 
 @pytest.mark.parametrize(("names", "told"), [(["inductor.mm"], "None 1"), (["inductor.mm", "scale"], "1 None")])

@@ -96,8 +96,12 @@ def test_the_command_counts_and_writes_the_list_of_what_is_open(
     }
     assert main(["coverage", "--dir", own, "--hardware", "h100"]) == 1
     assert capsys.readouterr().out.splitlines()[1].split()[:7] == ["rmsnorm", "NVIDIA", "H100", "4", "1", "1", "2"]
-    assert main(["coverage", "--dir", own, "--kernel", "another"]) == 1
-    assert "no key is known" in capsys.readouterr().err
+    unwritten = stores / "unwritten.jsonl"
+    assert main(["coverage", "--dir", own, "--kernel", "another", "--write", str(unwritten)]) == 1
+    said = capsys.readouterr().err
+    assert "no key is known" in said
+    assert f"{unwritten} is not written" in said
+    assert not unwritten.exists()
 
 
 def test_what_torch_compile_tunes_itself_is_counted_and_not_written(
@@ -112,6 +116,7 @@ def test_what_torch_compile_tunes_itself_is_counted_and_not_written(
     told = capsys.readouterr()
     assert "inductor.mm" in told.out
     assert "2 keys of inductor.* left out" in told.err
+    assert f"0 keys in {keys}, as there is nothing to tune" in told.err
 
 
 def test_decisions_of_packs_count(

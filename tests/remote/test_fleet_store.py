@@ -27,7 +27,8 @@ from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.errors import RemoteStoreError, StoreWarning
+from forecast_autotune.errors import CacheMissError, RemoteStoreError, StoreWarning
+from forecast_autotune.frontends import deciding
 from forecast_autotune.frontends.deciding import decide
 from forecast_autotune.frontends.request import request
 from forecast_autotune.measure.replay import Replay
@@ -431,6 +432,50 @@ def test_a_launch_waits_for_nothing_of_a_storage_that_hangs(
     over.set()
     assert store.syncs[0].finish(LIMIT_S)
     assert not store.is_reading(a_job())
+
+
+def in_mode_strict(store: FleetStore, job: Job) -> Decision:
+    idle: Any = object()
+    how = request("0", mode="strict", surrogate=History(), default_budget="0")
+    return decide(job, how, compiler=idle, measurer=idle, store=store).decision
+
+
+def test_mode_strict_waits_for_a_trusted_decision_that_is_being_read(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(machines("one"), a_job())
+    listed = Location.segments
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.2)
+        return listed(*given)
+
+    monkeypatch.setattr(sync, "FRESH_S", LIMIT_S)
+    monkeypatch.setattr(Location, "segments", slow)
+    assert in_mode_strict(machines("two"), a_job()).config == SPACE[1]
+    with pytest.raises(CacheMissError, match="no decision for") as missed:
+        in_mode_strict(machines("three"), a_job(key={"n": 7}))
+    assert "not read" not in str(missed.value)
+
+
+@pytest.mark.parametrize("trouble", ["silent", "dead"])
+def test_mode_strict_names_what_it_waited_for_in_vain(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    over = threading.Event()
+
+    def fails(*_: object) -> list[Any]:
+        assert trouble == "dead" or over.wait(LIMIT_S)
+        raise RemoteStoreError("nobody is there")
+
+    monkeypatch.setattr(deciding, "READING_S", LIMIT_S if trouble == "dead" else 0.1)
+    monkeypatch.setattr(sync, "FRESH_S", LIMIT_S)
+    monkeypatch.setattr(Location, "segments", fails)
+    store = machines("one")
+    for _ in range(2):
+        with pytest.raises(CacheMissError, match="the remote store, which may have one, is not read"):
+            told_by(lambda: in_mode_strict(store, a_job()))
+    over.set()
 
 
 def test_a_process_that_is_killed_leaves_the_rest_to_the_next(machines: Machines, tmp_path: Path) -> None:

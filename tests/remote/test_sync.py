@@ -112,6 +112,17 @@ def test_a_storage_that_is_dead_is_tried_once_more_at_the_end_and_not_waited_for
     assert time.monotonic() - began < LIMIT_S
 
 
+def test_a_process_that_ends_finishes_a_copy_and_reads_none_that_is_whole(exchange: Scripted) -> None:
+    whole = {"copied"}
+    copying = Sync(exchange, HeldWarnings(quiet=True), is_copied=lambda program: program.name in whole)  # type: ignore[arg-type]
+    exchange.before = lambda what, name: time.sleep(0.2 * (what == "pull"))
+    copying.want(a_job(name="copied"))
+    copying.want(a_job(name="rest"))
+    assert not copying.is_reading(a_job(name="copied"))
+    copying.end()
+    assert [name for what, name in exchange.asked if what == "pull"] == ["rest"]
+
+
 def test_what_is_no_exception_does_not_end_the_thread(syncing: Sync, exchange: Scripted) -> None:
     exchange.before = once(asyncio.CancelledError(), "pull")
     syncing.want(a_job())

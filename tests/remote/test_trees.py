@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -341,13 +342,16 @@ def test_a_manifest_that_names_anything_but_segments_is_refused(path: object) ->
         "hf://org/name",
         f"s3://team/pack#{'a' * 63}",
         "https://x/y#main",
+        "http://host:8080",
+        "http://host:8080/x",
         "hf://org/name@",
         f"hf://org/name/of@{'a' * 40}",
     ],
 )
 def test_a_url_that_is_not_pinned_is_an_error_that_says_how(text: str) -> None:
-    with pytest.raises(InvalidInputError, match=r"FORECAST_AUTOTUNE_PACKS=.*URL#DIGEST"):
-        Settings.from_environment({"FORECAST_AUTOTUNE_PACKS": text})
+    for packs in (text, f"/a.jsonl:{text} : /b"):
+        with pytest.raises(InvalidInputError, match=f"FORECAST_AUTOTUNE_PACKS=.*{re.escape(text)}' is no .*URL#DIGEST"):
+            Settings.from_environment({"FORECAST_AUTOTUNE_PACKS": packs})
 
 
 def test_paths_and_urls_stand_beside_each_other() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.digest import digest
 from .names import closure_of, is_state, reads_of
-from .source import compiled_source, source_of, without_decorators
+from .source import compiled_source, may_have_changed, source_of, without_decorators
 from .values import is_kernel, scripted_text, tuned_by
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def _references(reader: CodeText, code: types.CodeType, scope: Mapping[str, Any]
     """What code reads by name from its surroundings, a line each, but for what goes by its own name."""
     for chain in reads_of(code):
         if chain[0] == "import":
-            if (line := _imported(reader, chain, scope.get("__package__"))) is not None:
-                yield line
+            yield from _imported(reader, chain, scope.get("__package__"))
             continue
         value = scope.get(chain[0], _MISSING)
         name, holding = chain[0], module
@@ -94,15 +93,25 @@ def _references(reader: CodeText, code: types.CodeType, scope: Mapping[str, Any]
             yield f"{name} = {text}"
 
 
-def _imported(reader: CodeText, chain: tuple[str, ...], package: str | None) -> str | None:
-    """A module that a function imports itself: its file as a whole, whether or not it is loaded yet."""
+def _imported(reader: CodeText, chain: tuple[str, ...], package: str | None) -> Iterator[str]:
+    """A module that a function imports itself: its file as a whole, whether or not it is loaded yet.
+
+    Where the file may have been saved after it was loaded, what the module holds.
+    """
     _, name, dots = chain
     parts = (package or "").split(".")
     full = ".".join([*parts[: len(parts) - len(dots) + 1], *([name] if name else [])]) if dots else name
     if (file := reader.ownership.own_file(full)) is None:
-        return None
-    with open(file, "rb") as opened:
-        return f"import {full}  # {digest(opened.read().decode(errors='replace'))[:12]}"
+        return
+    loaded = sys.modules.get(full)
+    if loaded is None or not may_have_changed(file):
+        with open(file, "rb") as opened:
+            yield f"import {full}  # {digest(opened.read().decode(errors='replace'))[:12]}"
+        return
+    for held_name, held in list(vars(loaded).items()):
+        is_special = held_name.startswith("__") or issubclass(type(held), types.ModuleType)
+        if not is_special and not is_state(held, held_name, full):
+            yield f"{full}.{held_name} = {reader.text_of(held)}"
 
 
 def _kernel_lines(reader: CodeText, label: str, kernel: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
 from ..online.learning import Learning
 from .call import by_knobs
-from .config_arguments import WithoutData
+from .config_arguments import is_without_data
 from .config_checks import as_list, checked_configs
 from .decision_cache import DecisionCache, tuning_key
 from .door import TritonDoor, launch_another
@@ -267,7 +267,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         """A call without generated launch code: its key or its form is new, or its decision is provisional."""
         require_driver(self.fn)
         given = {**self._by_name(args), **kwargs}
-        if WithoutData in map(type, given.values()):
+        if any(map(is_without_data, given.values())):
             raise RuntimeError(f"kernel {self.name} is called with a tensor that has no data")
         call = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from ...compilers.triton_source import NotAheadError, apply_heuristics
 from ...core.config import Config
@@ -73,7 +75,7 @@ class ConfigArguments:
                         raise
                     copies = named  # nothing else that a hook changes is compiled for
                     self.hooked.add(config)
-            if any(isinstance(v, WithoutData) and v._version for v in copies.values()):
+            if any(t._version for v in copies.values() for t in _without_data_in(v)):
                 self.hooked.add(config)
             args = tuple(_after_hook(v, copies[n]) for n, v in zip(self._spec.arg_names, args, strict=False))
             kwargs = {n: _after_hook(v, copies[n]) for n, v in kwargs.items()}
@@ -83,7 +85,8 @@ class ConfigArguments:
     @staticmethod
     def _run_hook(hook: Callable[..., Any], copies: dict[str, Any]) -> None:
         try:
-            hook(copies)
+            with _MakesWithoutData():
+                hook(copies)
         except (Exception, SystemExit) as err:
             if raised_by_signal_handler(err):
                 raise
@@ -100,6 +103,31 @@ class WithoutData(torch.Tensor):  # type: ignore[misc]
         raise RuntimeError("this tensor has no data")
 
 
+class _MakesWithoutData(TorchFunctionMode):  # type: ignore[misc]
+    """Makes what has no data `WithoutData`: a hook may make a workspace on the device of an argument."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return tree_map(lambda v: v.as_subclass(WithoutData) if type(v) is torch.Tensor and v.is_meta else v, made)
+
+
+def is_without_data(value: Any) -> bool:
+    """Whether an argument is, holds or describes a tensor that no kernel is launched on."""
+    return any(True for _ in _without_data_in(value))
+
+
+def _without_data_in(value: Any) -> Iterator[WithoutData]:
+    if isinstance(value, WithoutData):
+        yield value
+    elif isinstance(value, tuple):
+        for held in value:
+            yield from _without_data_in(held)
+    elif isinstance(base := getattr(value, "base", None), WithoutData):  # of a descriptor, or under another dtype
+        yield base
+
+
 def is_descriptor(value: Any) -> bool:
     """Whether it is a tensor descriptor of the caller's, whose block a config's hook sets."""
     return hasattr(value, "block_shape")
@@ -109,7 +137,9 @@ def _own_copy(value: Any) -> Any:
     """A copy for a hook to change: a tensor without data; an object, such as a tensor descriptor, with its own lists."""
     if isinstance(value, torch.Tensor):
         return torch.empty_like(value, device="meta").as_subclass(WithoutData)
-    if value is None or isinstance(value, (bool, int, float, str, tuple)) or callable(value):
+    if isinstance(value, tuple):
+        return _tuple_like(value, map(_own_copy, value))
+    if value is None or isinstance(value, (bool, int, float, str)) or callable(value):
         return value
     copied = copy.copy(value)
     for name, held in list(getattr(copied, "__dict__", {}).items()):
@@ -118,5 +148,11 @@ def _own_copy(value: Any) -> Any:
     return copied
 
 
+def _tuple_like(value: tuple[Any, ...], held: Iterable[Any]) -> Any:
+    return type(value)(*held) if hasattr(value, "_fields") else type(value)(held)
+
+
 def _after_hook(value: Any, copied: Any) -> Any:
+    if isinstance(value, tuple):
+        return _tuple_like(value, map(_after_hook, value, copied))
     return value if isinstance(value, torch.Tensor) else copied

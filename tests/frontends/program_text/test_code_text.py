@@ -16,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from forecast_autotune.frontends.program_text import source  # noqa: E402
 from forecast_autotune.frontends.program_text.code_text import CodeText  # noqa: E402
 
 TABLE = {"by": 2}
@@ -169,6 +170,71 @@ def test_a_line_above_and_a_folder_elsewhere_change_nothing(tmp_path: Path) -> N
         command = [sys.executable, "-c", shown, str(tmp_path / str(seed))]
         printed.add(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert len(printed) == 1
+
+
+BODIES = {
+    "a function": "def f(x): return x * {0}",
+    "a lambda": "g, f = lambda x: x, lambda x: x * {0}",
+    "a closure": "def made(n):\n    def f(x): return x * n * {0}\n    return f\nf = made(2)",
+    "a function that it calls": "def g(x): return x * {0}\ndef f(x): return g(x)",
+    "a module that it imports": "def f(x):\n    import neighbour\n    return neighbour.h(x)",
+}
+
+
+@pytest.mark.parametrize("of", BODIES)
+def test_a_file_saved_after_it_was_loaded_is_not_its_text(
+    of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def saved(version: int, above: str = "") -> None:
+        (tmp_path / "neighbour.py").write_text(f"{above}def h(x): return x * {version}\n")
+        (tmp_path / "edited.py").write_text(f"{above}{BODIES[of].format(version)}\n")
+
+    def loaded() -> Any:
+        for name in ("edited", "neighbour"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        importlib.import_module("neighbour")
+        return importlib.import_module("edited").f
+
+    saved(1)
+    old = loaded()
+    saved(22)
+    from_old = digest(old)
+    saved(333)
+    assert digest(old) == from_old, "whatever it is saved as"
+    assert digest(loaded()) != from_old
+
+
+def test_of_a_file_saved_after_it_was_loaded_the_text_that_moved_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "moved.py"
+
+    def loaded(text: str) -> Any:
+        file.write_text(text)
+        scope: dict[str, Any] = {"__name__": "moved"}
+        exec(compile(text, str(file), "exec"), scope)  # noqa: S102
+        return scope["f"]
+
+    text = "def f(x):\n    return (lambda y: y * 3)(x)  # {0}\n"
+    old = loaded(text.format("old"))
+    new = loaded("def g(x): return x\n\n" + text.format("new"))
+    assert digest(old) == digest(new)
+    assert "# new" in CodeText([old]).program("p").source
+
+
+def test_a_module_that_an_import_hook_rewrote_keeps_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    def f(x: Any) -> Any:
+        assert x, "which pytest compiles to something else"
+        return x
+
+    assert "assert x" in CodeText([f]).program("p").source
+    file = f.__code__.co_filename
+    written_at = os.stat(file).st_ctime
+    monkeypatch.setattr(source, "PROCESS_BEGAN_AT", written_at - 1.0)
+    assert source.may_have_changed(file)
+    monkeypatch.setattr(source, "PROCESS_BEGAN_AT", written_at + 1.0)
+    assert not source.may_have_changed(file)
 
 
 def test_no_code_is_run_to_read_a_variant() -> None:

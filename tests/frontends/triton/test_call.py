@@ -127,35 +127,62 @@ def test_a_hook_sees_copies_during_compiling_and_replaces_nothing() -> None:
     assert seen[0].device.type == "meta"
 
 
-def test_a_hook_that_launches_a_kernel_launches_it_on_no_tensor_without_data() -> None:
+@triton.jit
+def scale_by_pair(x_ptr, n, pair, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(pair[0] + offsets, tl.load(x_ptr + offsets, mask=offsets < n) * pair[1], mask=offsets < n)
+
+
+# A tensor without data, from a hook's arguments.
+WITHOUT_DATA: dict[str, Callable[[dict[str, Any]], torch.Tensor]] = {
+    "an argument": lambda named: named["x_ptr"],
+    "a view of it": lambda named: named["x_ptr"][8:],
+    "a workspace on its device": lambda named: torch.empty(64, device=named["x_ptr"].device),
+    "one that was cleared": lambda named: torch.zeros(64, device=named["x_ptr"].device).zero_(),
+    "a copy of a real one": lambda named: torch.ones(64).to(named["x_ptr"].device),
+    "in a tuple": lambda named: named["pair"][0],
+}
+
+
+@pytest.mark.parametrize("on_what", WITHOUT_DATA)
+def test_a_hook_that_launches_a_kernel_launches_it_on_no_tensor_without_data(on_what: str) -> None:
     def hook(named: dict[str, Any]) -> None:
-        scale[(1,)](named["x_ptr"], 0, 0.0, BLOCK=64)
+        scale[(1,)](WITHOUT_DATA[on_what](named), 0, 0.0, BLOCK=64)
 
     x = torch.ones(64)
+    kernel, factor = (scale_by_pair, (x, 2.0)) if on_what == "in a tuple" else (scale, 2.0)
     with playing() as on:
-        call = bound(tuned(configs=[triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]), x, 64, 2.0)
+        choices = [triton.Config({"BLOCK": 64}, pre_hook=hook), *configs((128,))]
+        call = bound(tuned(kernel, configs=choices), x, 64, factor)
         hooked, plain = call.job.space
         results = dict(call.compiler.compile([hooked, plain]))
         assert not on.launches
-    assert call.arguments_of(hooked)[0] == (x, 64, 2.0)
+    assert call.arguments_of(hooked)[0] == (x, 64, factor)
     assert type(results[hooked]) is type(results[plain]), "a hook changes nothing here that is compiled for"
     assert call.arguments_of.hooked == {hooked}, "it may change tensors"
 
 
-def test_a_hook_that_launches_a_tuned_kernel_tunes_it_at_a_launch_alone(caplog: pytest.LogCaptureFixture) -> None:
-    inner = tuned()
-    hooked = [
-        triton.Config({"BLOCK": b}, pre_hook=lambda named: inner[(1,)](named["x_ptr"], 64, 1.0)) for b in (64, 128)
-    ]
+@pytest.mark.parametrize("on_what", WITHOUT_DATA)
+def test_a_hook_that_launches_a_tuned_kernel_tunes_it_at_a_launch_alone(
+    on_what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner = tuned(scale_by_pair)
+
+    def hook(named: dict[str, Any]) -> None:
+        inner[(1,)](torch.ones(64), 64, (WITHOUT_DATA[on_what](named), 1.0))
+
+    hooked = [triton.Config({"BLOCK": b}, pre_hook=hook) for b in (64, 128)]
+    outer = tuned(scale_by_pair, configs=hooked)
+    pair = (torch.ones(64), 1.0)
     with playing():
-        call = bound(tuned(configs=hooked), torch.ones(64), 64, 2.0)
+        call = bound(outer, torch.ones(64), 64, pair)
         dict(call.compiler.compile(list(call.job.space)))
         assert call.arguments_of.hooked == set(call.job.space)
         assert not inner.decisions
         assert not inner.cache
-        inner[(1,)](torch.ones(64), 64, 1.0)
-        inner[(1,)](torch.ones(64), 64, 1.0)
-        again = bound(tuned(configs=hooked), torch.ones(64), 64, 2.0)
+        inner[(1,)](torch.ones(64), 64, pair)
+        inner[(1,)](torch.ones(64), 64, pair)
+        again = bound(outer, torch.ones(64), 64, pair)
         dict(again.compiler.compile(list(again.job.space)))
         assert again.arguments_of.hooked == set(again.job.space)
     assert [decision.basis for decision in inner.decisions.values()] == ["measured"]
