@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 _MOST = 1_000_000  # objects looked at; a mixture of experts of 20,000 modules has 200,000
 # Packages whose objects hold no state of a variant
 _OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
+_OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")  # but for these: schedulers and gradient scalers, too
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # dicts; of a TorchScript module, objects of torch's own kinds
 # Objects of the standard library hold slots of their own (a logger's cache, a queue), but for those that programs fill
 _SLOTS_OF_THEIR_OWN = sys.stdlib_module_names - {"argparse", "builtins", "collections", "functools", "types"}
@@ -68,12 +69,13 @@ def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], 
     """The modules that some callables hold, and the leaves beside their parameters that autograd may follow, now or later.
 
     By where each was met, with a number where two were met under one name. Buffers count if they require gradients now.
+    What only an optimizer holds is left out: autograd follows none of it from a result.
     """
     import torch
 
     modules: dict[str, torch.nn.Module] = {}
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in _reached(values):
+    for name, value in _reached(values, optimizers=False):
         if isinstance(value, torch.nn.Module):
             modules[_unlike(name, modules)] = value
         elif isinstance(value, torch.Tensor) and value.is_leaf and (value.is_floating_point() or value.is_complex()):
@@ -108,7 +110,9 @@ def _names_its_mode(kind: type) -> bool:
     return not of_torch or any("training" in code.co_names for code in codes)
 
 
-def _reached(values: Iterable[Any], slots: Slots | None = None) -> Iterator[tuple[str, Any]]:
+def _reached(
+    values: Iterable[Any], slots: Slots | None = None, *, optimizers: bool = True
+) -> Iterator[tuple[str, Any]]:
     """The tensors, modules and generators that some values hold, by where each was met; of a tensor, also its `.grad`.
 
     The nearest come first. Objects are told apart by their types alone: a proxy that stands for nothing yet raises when it
@@ -116,6 +120,7 @@ def _reached(values: Iterable[Any], slots: Slots | None = None) -> Iterator[tupl
 
     Args:
         slots: to note what is met on the way.
+        optimizers: whether those are followed, too.
     """
     import torch
 
@@ -128,7 +133,7 @@ def _reached(values: Iterable[Any], slots: Slots | None = None) -> Iterator[tupl
     held = []  # so that no identity is given away
     while waiting:
         name, value, noted_in = waiting.popleft()
-        if id(value) in seen:
+        if id(value) in seen or (not optimizers and _is_optimizer(type(value))):
             continue
         if len(seen) == _MOST:
             log.warning("what %s reaches is followed for %d objects, and no further", name, _MOST)
@@ -227,7 +232,12 @@ def _all_plain(values: Collection[Any]) -> bool:
 
 def _has_attributes(kind: type) -> bool:
     """Whether objects of a class, of none above, may hold state of a variant in their attributes."""
-    return _package(kind) not in _OTHERS and not issubclass(kind, (type, types.ModuleType))
+    is_state = _package(kind) not in _OTHERS or _is_optimizer(kind)
+    return is_state and not issubclass(kind, (type, types.ModuleType))
+
+
+def _is_optimizer(kind: type) -> bool:
+    return str(kind.__module__).startswith(_OPTIMIZERS)
 
 
 def _members(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:

@@ -621,6 +621,35 @@ def test_what_another_thread_rebinds_meanwhile_stays() -> None:
     assert held["count"] > 2
 
 
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_steps_once(make: Any) -> None:
+    def trained(tuned: bool) -> tuple[Any, Any]:
+        weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
+        optimizer = make(weights, lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for weight in weights:
+            weight.grad = torch.ones(8)
+
+        def one_by_one() -> None:
+            optimizer.param_groups[0]["foreach"] = False
+            optimizer.step()
+            schedule.step()
+
+        def at_once() -> None:
+            optimizer.param_groups[0]["foreach"] = True
+            optimizer.step()
+            schedule.step()
+
+        step: Any = fa.variants([one_by_one, at_once], key=lambda: 0, name="step") if tuned else one_by_one
+        for _ in range(2):
+            step()
+        if tuned:
+            assert next(iter(step.decisions.values())).failed == 0
+        return weights, [*optimizer.state.values(), schedule.get_last_lr()]
+
+    torch.testing.assert_close(trained(tuned=True), trained(tuned=False))
+
+
 # What cannot be copied ----------------------------------------------------------------------------------------------
 
 
