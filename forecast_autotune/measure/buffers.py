@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .slots import Slots
+
 if TYPE_CHECKING:
     import torch
 
@@ -175,12 +177,17 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers of a call's arguments, and what a run leaves in them."""
+    """The buffers of a call's arguments, and what a run leaves in them.
+
+    Args:
+        slots: which candidates may rebind, to be put back.
+    """
 
     restores_all = False  # before every run, whether or not the kernel reads what it writes
 
-    def __init__(self, buffers: Sequence[Buffer]) -> None:
+    def __init__(self, buffers: Sequence[Buffer], slots: Slots | None = None) -> None:
         self.buffers = buffers
+        self.slots = Slots() if slots is None else slots
 
     @property
     def changed(self) -> bool:

@@ -17,6 +17,7 @@ from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_o
 from .operator_writes import operator_writes
 from .outputs import Gradients, gradients_of
 from .process_state import is_only_thread
+from .slots import Slots
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +44,8 @@ class CopiedArguments(Buffers):
         state: tensors that candidates reach by another way: the caller's own, put back where a run has changed them. While
             the program has other threads, which may change them too, that is where operators of the run wrote.
         generators: of random numbers, reached so, too; each run draws from them what the first does.
+        slots: of what candidates reach; put back where a candidate has rebound them. While the program has other threads,
+            that is where a run put tensors that operators of it made.
     Raises:
         UnportableError: a tensor cannot be copied, or memory is short.
     """
@@ -57,6 +60,7 @@ class CopiedArguments(Buffers):
         zeroed: Collection[str] = (),
         state: Mapping[str, torch.Tensor] | None = None,
         generators: Sequence[torch.Generator] = (),
+        slots: Slots | None = None,
     ) -> None:
         self._given: Values = tuple(args), dict(kwargs or {})
         self._generators = [(generator, generator.get_state()) for generator in generators]
@@ -91,7 +95,10 @@ class CopiedArguments(Buffers):
         for name, tensor in kept.values():
             self._state_in.setdefault(_key(tensor), []).append(buffer := _borrowed(name, tensor))
             buffer.regions = set() if self._shares_state else None
-        super().__init__([*self._buffer_of.values(), *(b for group in self._state_in.values() for b in group)])
+        buffers = [*self._buffer_of.values(), *(b for group in self._state_in.values() for b in group)]
+        super().__init__(buffers, slots)
+        if self._shares_state:
+            self.slots.share()
         for name in zeroed:
             self._copy_of(tensors[name], pristine=True).zero_()
         for name in (*restored, *zeroed):
@@ -101,8 +108,8 @@ class CopiedArguments(Buffers):
 
     @property
     def changed(self) -> bool:
-        """Whether a run leaves buffers or gradients that the next must not start from."""
-        return self._accumulates or super().changed
+        """Whether a run leaves buffers, gradients or slots that the next must not start from."""
+        return self._accumulates or self.slots.have_state or super().changed
 
     def values(self) -> Values:
         """The call's arguments over the copies, as no candidate has seen them yet: tensors, lists and objects made anew."""
@@ -119,16 +126,35 @@ class CopiedArguments(Buffers):
     def restore(self) -> None:
         """Put back what a run must not find changed, gradients included."""
         super().restore()
+        self.slots.restore()
         if self._accumulates:
             self._drop_gradients()
 
     def seeing_writes(self) -> AbstractContextManager[object]:
         """See `Buffers.seeing_writes`: of what candidates reach beside their arguments."""
-        return operator_writes(self._note_write) if self._shares_state and self._state_in else nullcontext()
+        return self._seeing_writes() if self._sees_writes else nullcontext()
+
+    @property
+    def _sees_writes(self) -> bool:
+        return self._shares_state and bool(self._state_in or self.slots)
+
+    @contextmanager
+    def _seeing_writes(self) -> Iterator[None]:
+        made: set[int] = set()
+
+        def note_made(tensor: torch.Tensor) -> None:
+            if kind_without_copy(tensor) is None:
+                made.add(_key(tensor))
+
+        try:
+            with operator_writes(self._note_write, note_made):
+                yield
+        finally:
+            self.slots.note_own(lambda tensor: kind_without_copy(tensor) is None and _key(tensor) in made)
 
     def learn_compiled_writes(self, run: Callable[[], object]) -> None:
         """See `Buffers.learn_compiled_writes`: the code is run as plain Python."""
-        if self._shares_state and self._state_in and "torch._dynamo" in sys.modules:
+        if self._sees_writes and "torch._dynamo" in sys.modules:
             import torch
 
             try:
@@ -136,6 +162,7 @@ class CopiedArguments(Buffers):
                     run()
             finally:
                 self.put_back()
+                self.slots.put_back()
 
     def _note_write(self, tensor: torch.Tensor) -> None:
         if kind_without_copy(tensor) is None and (buffers := self._state_in.get(_key(tensor))):
@@ -144,8 +171,9 @@ class CopiedArguments(Buffers):
                 buffer.note_write(memory)
 
     def put_back(self) -> None:
-        """Leave everything as it was before any run: memory, random number generators, gradients."""
+        """Leave everything as it was before any run: memory, random number generators, gradients, slots that are state."""
         super().put_back()
+        self.slots.restore()
         for generator, state in self._generators:
             generator.set_state(state)
         self._drop_gradients()
@@ -163,6 +191,8 @@ class CopiedArguments(Buffers):
     def release(self) -> None:
         """Leave the caller's own memory as it was, and hold on to nothing."""
         self.put_back()
+        self.slots.put_back()
+        self.slots = Slots()
         self._given = (), {}
         self.buffers, self._buffer_of, self._state_in = [], {}, {}
         self._leaves, self._followed, self._state_leaves = [], [], []

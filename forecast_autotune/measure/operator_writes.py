@@ -1,4 +1,4 @@
-"""What operators of torch write to while one thread runs a candidate: other threads' writes are not seen."""
+"""What operators of torch write to and make while one thread runs a candidate: other threads' are not seen."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ if TYPE_CHECKING:
 _STATISTICS = ("running_mean", "running_var")
 
 
-def operator_writes(note: Callable[[torch.Tensor], None]) -> AbstractContextManager[object]:
+def operator_writes(
+    note: Callable[[torch.Tensor], None], note_made: Callable[[torch.Tensor], None]
+) -> AbstractContextManager[object]:
     """Have every tensor noted that an operator of this thread, or of its backward passes, is about to write to.
 
     What kernels write that no operator launches (Triton's, C++ extensions', those of compiled code) is not seen.
+
+    Args:
+        note_made: is called with the tensors that operators return.
     """
-    mode: AbstractContextManager[object] = _mode("torch._dynamo" in sys.modules)(note)
+    mode: AbstractContextManager[object] = _mode("torch._dynamo" in sys.modules)(note, note_made)
     return mode
 
 
@@ -36,9 +41,9 @@ def _mode(disables_dynamo: bool) -> Any:
     class OperatorWrites(TorchDispatchMode):  # type: ignore[misc]
         supports_higher_order_operators = True
 
-        def __init__(self, note: Callable[[torch.Tensor], None]) -> None:
+        def __init__(self, note: Callable[[torch.Tensor], None], note_made: Callable[[torch.Tensor], None]) -> None:
             super().__init__()
-            self.note = note
+            self.note, self.note_made = note, note_made
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
@@ -51,19 +56,26 @@ def _mode(disables_dynamo: bool) -> Any:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             for tensor in _written(func, args, kwargs or {}):
                 self.note(tensor)
-            return func(*args, **(kwargs or {}))
+            returned = func(*args, **(kwargs or {}))
+            for tensor in _among(returned):
+                self.note_made(tensor)
+            return returned
 
     return OperatorWrites
 
 
 def _written(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The arguments that an operator's schema says it writes to; a higher-order operator has no schema."""
-    import torch
-
     for i, argument in enumerate(getattr(getattr(operator, "_schema", None), "arguments", ())):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written or argument.name in _STATISTICS:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    yield tensor
+            yield from _among(args[i] if i < len(args) else kwargs.get(argument.name))
+
+
+def _among(value: Any) -> Iterator[torch.Tensor]:
+    """A tensor, or those in a list."""
+    import torch
+
+    for tensor in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(tensor, torch.Tensor):
+            yield tensor

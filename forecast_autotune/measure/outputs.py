@@ -37,7 +37,7 @@ class Outputs:
     """What a run returned and wrote, and the gradients it leads to.
 
     `form` says in JSON how what was returned is nested, and of each tensor its strides and whose memory it lies in;
-    `tensors` are copies, first of those returned, then of the buffers named in `written`.
+    `tensors` are copies, first of those returned, then of the buffers, and of what stands in slots, named in `written`.
     """
 
     form: Any
@@ -53,10 +53,12 @@ def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
     tensors: list[torch.Tensor] = []
     form = _form(returned, tensors, arguments, ())
     written = [b for b in arguments.buffers if b.touched or b.written]
+    left = arguments.slots.left()
+    copies = [_dense(t.detach()).clone() for t in (*tensors, *(t for _, t in left))]
     return Outputs(
         form=form,
-        tensors=[*(_dense(t.detach()).clone() for t in tensors), *(b.output for b in written)],
-        written=[b.name for b in written],
+        tensors=[*copies[: len(tensors)], *(b.output for b in written), *copies[len(tensors) :]],
+        written=[*(b.name for b in written), *(name for name, _ in left)],
         gradients=arguments.gradients(tensors),
     )
 

@@ -1,12 +1,14 @@
-"""Tensors that callables reach beside their arguments: through closures, modules, globals and attributes."""
+"""What callables reach beside their arguments, through closures, modules, globals and attributes: tensors and slots."""
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import itertools
 import logging
+import sys
 import types
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
+from .slots import PLAIN, Slots, label
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +26,12 @@ log = logging.getLogger(__name__)
 _MOST = 1_000_000  # objects looked at; a mixture of experts of 20,000 modules has 200,000
 # Packages whose objects hold no state of a variant
 _OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
+_OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")  # but for these: schedulers and gradient scalers, too
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # dicts; of a TorchScript module, objects of torch's own kinds
-_PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
+# Objects of the standard library hold slots of their own (a logger's cache, a queue), but for those that programs fill
+_SLOTS_OF_THEIR_OWN = sys.stdlib_module_names - {"argparse", "builtins", "collections", "functools", "types"}
+_STORES_GLOBALS = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+_STORES_CELLS = frozenset(dis.opmap[name] for name in ("STORE_DEREF", "DELETE_DEREF"))
 
 
 def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
@@ -44,24 +51,31 @@ def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
 
 
 def state_reached(values: Iterable[Any]) -> dict[str, Any]:
-    """What `CopiedArguments` is to put back beside arguments: tensors, and generators of random numbers."""
+    """What `CopiedArguments` is to put back beside arguments: tensors, generators of random numbers, and slots."""
     import torch
 
-    roots = list(values)
-    generators = [value for _, value in _reached(roots) if isinstance(value, torch.Generator)]
-    return {"state": tensors_reached(roots), "generators": generators}
+    tensors: dict[str, torch.Tensor] = {}
+    generators: list[torch.Generator] = []
+    slots = Slots()
+    for name, value in _reached(values, slots):
+        if isinstance(value, torch.Generator):
+            generators.append(value)
+        elif isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
+            tensors.setdefault(name, value)
+    return {"state": tensors, "generators": generators, "slots": slots}
 
 
 def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], dict[str, torch.Tensor]]:
     """The modules that some callables hold, and the leaves beside their parameters that autograd may follow, now or later.
 
     By where each was met, with a number where two were met under one name. Buffers count if they require gradients now.
+    What only an optimizer holds is left out: autograd follows none of it from a result.
     """
     import torch
 
     modules: dict[str, torch.nn.Module] = {}
     tensors: dict[str, torch.Tensor] = {}
-    for name, value in _reached(values):
+    for name, value in _reached(values, optimizers=False):
         if isinstance(value, torch.nn.Module):
             modules[_unlike(name, modules)] = value
         elif isinstance(value, torch.Tensor) and value.is_leaf and (value.is_floating_point() or value.is_complex()):
@@ -96,24 +110,30 @@ def _names_its_mode(kind: type) -> bool:
     return not of_torch or any("training" in code.co_names for code in codes)
 
 
-def _reached(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+def _reached(
+    values: Iterable[Any], slots: Slots | None = None, *, optimizers: bool = True
+) -> Iterator[tuple[str, Any]]:
     """The tensors, modules and generators that some values hold, by where each was met; of a tensor, also its `.grad`.
 
     The nearest come first. Objects are told apart by their types alone: a proxy that stands for nothing yet raises when it
     is asked for more, and what an object holds that raises is not seen.
+
+    Args:
+        slots: to note what is met on the way.
+        optimizers: whether those are followed, too.
     """
     import torch
 
     kinds = (torch.nn.Module, torch.Tensor, torch.Generator)
     seen: set[int] = set()
-    waiting: deque[tuple[str, Any]] = deque()
+    waiting: deque[tuple[str, Any, Slots | None]] = deque()
     for value in values:
         with _whatever_it_raises():
-            waiting.append((_name(value), value))
+            waiting.append((_name(value), value, slots))
     held = []  # so that no identity is given away
     while waiting:
-        name, value = waiting.popleft()
-        if id(value) in seen:
+        name, value, noted_in = waiting.popleft()
+        if id(value) in seen or (not optimizers and _is_optimizer(type(value))):
             continue
         if len(seen) == _MOST:
             log.warning("what %s reaches is followed for %d objects, and no further", name, _MOST)
@@ -123,9 +143,13 @@ def _reached(values: Iterable[Any]) -> Iterator[tuple[str, Any]]:
         if issubclass(type(value), kinds):
             yield name, value
         with _whatever_it_raises():
-            for part in _parts(name, value):
-                if type(part[1]) not in _PLAIN and id(part[1]) not in seen:
-                    waiting.append(part)
+            if _package(type(value)) in _SLOTS_OF_THEIR_OWN:
+                noted_in = None
+            if noted_in is not None:
+                _note_slots(name, value, noted_in)
+            for inner, part in _parts(name, value):
+                if type(part) not in PLAIN and id(part) not in seen:
+                    waiting.append((inner, part, noted_in))
 
 
 @contextlib.contextmanager
@@ -158,7 +182,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _of_function(name, value)
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
-            yield from ((f"{name}.{key}", v) for key, v in list(value.items()) if type(v) not in _PLAIN)
+            yield from ((f"{name}.{label(key)}", v) for key, v in list(value.items()) if type(v) not in PLAIN)
     elif issubclass(kind, (list, tuple, set, frozenset, deque)):
         if not _all_plain(value):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(list(value)))
@@ -166,27 +190,85 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for held in _OF_MODULES:
             yield from ((f"{name}.{key}", v) for key, v in getattr(value, held).items())
         yield from _attributes(name, value)
-    elif _package(kind) not in _OTHERS and not issubclass(kind, (type, types.ModuleType)):
+    elif _has_attributes(kind):
         yield from _attributes(name, value)
+
+
+def _note_slots(name: str, value: Any, slots: Slots) -> None:
+    """Note the slots of one object."""
+    import torch
+
+    kind = type(value)
+    if issubclass(kind, dict):
+        slots.note_entries(name, value)
+    elif issubclass(kind, (list, set, deque)):
+        slots.note_items(name, value)
+    elif issubclass(kind, types.FunctionType):
+        if _package(value) not in _OTHERS:
+            _note_variables(name, value, slots)
+    elif issubclass(kind, torch.nn.Module) or _has_attributes(kind):
+        slots.note_entries(name, getattr(value, "__dict__", None))
+        if issubclass(kind, torch.nn.Module):
+            for held in _OF_MODULES:
+                slots.note_entries(name, getattr(value, held))
+        if members := {key: m for base in kind.__mro__ if _package(base) not in _OTHERS for key, m in _members(base)}:
+            slots.note_members(name, value, members)
+
+
+def _note_variables(name: str, function: types.FunctionType, slots: Slots) -> None:
+    """Note the variables that a function, or one inside it, assigns to and does not own."""
+    for code in (codes := _codes(function)):
+        if not _STORES_GLOBALS.isdisjoint(code.co_code[::2]):
+            slots.note_globals(code.co_names, function.__globals__)
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    if cells and not all(_STORES_CELLS.isdisjoint(code.co_code[::2]) for code in codes):
+        slots.note_cells(name, cells)
 
 
 def _all_plain(values: Collection[Any]) -> bool:
     """Whether no value holds anything: in a vocabulary of 100,000 entries this takes 2 ms, a look at each 50."""
-    return set(map(type, values)) <= _PLAIN
+    return set(map(type, values)) <= PLAIN
+
+
+def _has_attributes(kind: type) -> bool:
+    """Whether objects of a class, of none above, may hold state of a variant in their attributes."""
+    is_state = _package(kind) not in _OTHERS or _is_optimizer(kind)
+    return is_state and not issubclass(kind, (type, types.ModuleType))
+
+
+def _is_optimizer(kind: type) -> bool:
+    return str(kind.__module__).startswith(_OPTIMIZERS)
+
+
+def _members(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    """What a class's own `__slots__` name."""
+    return ((key, held) for key, held in list(vars(kind).items()) if type(held) is types.MemberDescriptorType)
+
+
+@functools.cache
+def _of_all_modules() -> frozenset[str]:
+    """Attributes that every module has: a dozen dicts of hooks, empty in most."""
+    import torch
+
+    return frozenset(vars(torch.nn.Module()))
 
 
 def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """An object's attributes: its own, and in the classes of the program slots and what is no function."""
+    import torch
+
     own = list(getattr(value, "__dict__", {}).items())
-    yield from ((f"{name}.{key}", v) for key, v in own if key not in _OF_MODULES)
+    if issubclass(type(value), torch.nn.Module):
+        own = [(key, v) for key, v in own if key not in _OF_MODULES and (key not in _of_all_modules() or v)]
+    yield from ((f"{name}.{key}", v) for key, v in own)
     for base in type(value).__mro__:
         if _package(base) in _OTHERS:
             continue
+        for key, member in _members(base):
+            with contextlib.suppress(AttributeError):  # a slot that holds nothing
+                yield f"{name}.{key}", member.__get__(value)
         for key, held in list(vars(base).items()):
-            if type(held) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):  # a slot that holds nothing
-                    yield f"{name}.{key}", held.__get__(value)
-            elif not key.startswith("__") and type(held) is not types.FunctionType:
+            if not key.startswith("__") and type(held) not in (types.MemberDescriptorType, types.FunctionType):
                 yield f"{name}.{key}", held
 
 
@@ -194,12 +276,18 @@ def _of_function(name: str, function: types.FunctionType) -> Iterator[tuple[str,
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # not bound yet
             yield variable, cell.cell_contents
-    codes = [function.__code__]
-    for code in codes:
-        codes += [c for c in code.co_consts if inspect.iscode(c)]
+    for code in _codes(function):
         yield from _named(code.co_names, function.__globals__)
     for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
         yield name, v
+
+
+def _codes(function: types.FunctionType) -> list[types.CodeType]:
+    """A function's code, and that of those inside it."""
+    codes = [function.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if inspect.iscode(c)]
+    return codes
 
 
 def _named(names: Collection[str], variables: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -201,7 +201,7 @@ def test_state_is_found_in_closures_globals_modules_objects_and_containers() -> 
             return x + self.slots[0]["k"]
 
     norm, closed = torch.nn.BatchNorm1d(2), torch.ones(2)
-    norm.weight.grad = torch.ones(2)
+    norm.weight.grad, norm.plain = torch.ones(2), torch.ones(2)
 
     def uses(x: Any) -> Any:
         return (lambda: norm(x) + closed + GLOBAL)()
@@ -209,7 +209,14 @@ def test_state_is_found_in_closures_globals_modules_objects_and_containers() -> 
     found = tensors_reached([uses, Cache().look])
     assert found["norm.weight"] is norm.weight
     assert found["norm.weight.grad"] is norm.weight.grad
-    assert {"norm.running_mean", "norm.num_batches_tracked", "closed", "GLOBAL", "Cache.slots[0].k"} <= found.keys()
+    assert {
+        "norm.running_mean",
+        "norm.plain",
+        "norm.num_batches_tracked",
+        "closed",
+        "GLOBAL",
+        "Cache.slots[0].k",
+    } <= found.keys()
 
 
 class Held:

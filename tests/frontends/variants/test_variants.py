@@ -846,12 +846,11 @@ def leave_once(number: int, frame: object) -> None:
 )
 def test_a_program_asked_to_end_while_tuning_ends_and_blames_no_config(handler: Callable[..., None]) -> None:
     """What a supervisor's SIGTERM means to a program that has a handler for it."""
-    told_to_end = False
+    told_to_end = threading.Event()
 
     def in_time(x: Any, factor: float = 2.0) -> Any:
-        nonlocal told_to_end
-        if not told_to_end:
-            told_to_end = True
+        if not told_to_end.is_set():
+            told_to_end.set()
             os.kill(os.getpid(), signal.SIGTERM)
         return x * factor
 
@@ -862,19 +861,18 @@ def test_a_program_asked_to_end_while_tuning_ends_and_blames_no_config(handler: 
             function(X)
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert told_to_end
+    assert told_to_end.is_set()
     assert torch.equal(function(X), 2 * X)
     assert only_decision(function).config["variant"] == "in_time"
 
 
 def test_an_error_of_a_signal_handler_reaches_the_caller_and_blames_no_config() -> None:
     """Such as the deadline of a request."""
-    met = False
+    met = threading.Event()
 
     def in_time(x: Any, factor: float = 2.0) -> Any:
-        nonlocal met
-        if not met:
-            met = True
+        if not met.is_set():
+            met.set()
             signal.raise_signal(signal.SIGALRM)
         return x * factor
 
