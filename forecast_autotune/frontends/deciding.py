@@ -97,9 +97,7 @@ def decide(
     fleet = store if isinstance(store, FleetStore) else None
     store = _with_ranks(store, how)
     recalled = _recalled(job, how, store) if how.never_measures else None
-    if how.settings.mode == "strict":
-        if recalled is not None:
-            return Resolution(store.publish_decision(job, recalled))
+    if how.settings.mode == "strict" and recalled is None:
         note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
         raise CacheMissError(f"{_missed(job, store)}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
     if recalled is not None:
