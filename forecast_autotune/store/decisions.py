@@ -131,20 +131,18 @@ def recall_for_any_constexprs(
     connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain
 ) -> Recall | None:
     """As `recall`, for keys that differ from the job's in their constexprs at most; see `Decision.carried_over`."""
-    place, program = TuningKey.of(job), job.workload.program
-    under, shared = alike(connection, place.hardware), job.workload.without_constexprs()
+    place = TuningKey.of(job)
+    under, shared = alike(connection, place.hardware), job.workload.without_constexprs().digest
     held = connection.execute(
         "SELECT decision.id, decision.value, max(decided_at, coalesce(hit_at, 0)), workload.value FROM workload"  # noqa: S608
         " JOIN decision ON decision.workload = workload.id"
-        f" WHERE program = ? AND hardware IN ({marks(under)}) AND (toolchain = ? OR ?) AND space = ?"
+        f" WHERE workload.shared = ? AND hardware IN ({marks(under)}) AND (toolchain = ? OR ?) AND space = ?"
         " AND superseded_at IS NULL ORDER BY decided_at DESC, decision.id DESC",
-        (program.digest, *under, ids_of(connection, place)[2], any_toolchain, job.space.digest),
+        (shared, *under, ids_of(connection, place)[2], any_toolchain, job.space.digest),
     ).fetchall()
     for number, value, noted_at, text in held:
         with suppress(InvalidInputError):
-            decided = encoding.decode_workload(from_text(text, "workload"), program)
-            if decided.without_constexprs().digest != shared.digest:
-                continue
+            decided = encoding.decode_workload(from_text(text, "workload"), job.workload.program)
             if found := _first_readable([(number, value, noted_at)], complain):
                 return replace(found, decision=found.decision.carried_over(decided, job.workload))
     return None
