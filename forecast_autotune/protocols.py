@@ -154,7 +154,10 @@ class Store(Protocol):
         """The newest decision for this key, hardware, toolchain and space."""
 
     def decision_for_any_constexprs(self, job: Job) -> Decision | None:
-        """The newest decision as `decision` gives it, but for a key that may hold other constexprs."""
+        """The newest decision as `decision` gives it, but for a key that may hold other constexprs.
+
+        That of such a key is carried over: `Decision.carried_over`. None for a key without constexprs.
+        """
 
     def outcomes(self, job: Job) -> Mapping[Config, Outcome]:
         """The newest outcome of each config of this job, whatever space it was tried in."""

@@ -125,7 +125,10 @@ def _report(store: StoreFile, before: list[Pending], compiles: bool) -> tuple[in
                 "run this again once they are settled, or the program itself in mode tune"
             )
         else:
-            say(f"still pending: {named}: it was not met, or tuning it failed")
+            others = (
+                ", was met after a call that differs in constexprs alone" if pending.place.workload.constexprs else ""
+            )
+            say(f"still pending: {named}: it was not met{others}, or tuning it failed")
     settled = sum(p.digest not in after for p in before)
     new = len(after.keys() - {p.digest for p in before})
     say(f"{settled} of {len(before)} pending keys settled" + (f"; {new} new ones" if new else ""))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import InvalidInputError
 from .config import Config
+from .workload import Workload, key_parts
 
 BASES = ("measured", "forecast", "default")
 
@@ -73,6 +74,24 @@ class Decision:
         if self.config_us is None or self.default_us is None:
             return None
         return self.default_us / self.config_us
+
+    def carried_over(self, decided: Workload, asked: Workload) -> Decision:
+        """This decision for a workload that differs in its constexprs alone: its config, and nothing that was measured.
+
+        One that measuring had no say in, and one for the workload itself, stays as it is.
+        """
+        if not self.tried or decided.digest == asked.digest:
+            return self
+        constexprs = ", ".join(f"{name}={value}" for name, value in key_parts(decided.constexprs).items())
+        return Decision(
+            config=self.config,
+            basis="default" if self.basis == "default" else "forecast",
+            reason=f"decided for {constexprs or 'no constexprs'}; nothing is measured for this key",
+            space_digest=self.space_digest,
+            space_size=self.space_size,
+            budget="0",
+            decided_at=self.decided_at,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,12 @@ class Workload:
         checked = (self.check,) if self.check else ()
         return digest(self.program.digest, canonical_json(self.key), self.timing, *checked)
 
+    @property
+    def constexprs(self) -> Mapping[str, object]:
+        """The constexprs in its key."""
+        given = self.key.get("given constexprs")
+        return given if isinstance(given, Mapping) else {}
+
     def without_constexprs(self) -> Workload:
         """The workload without the constexprs in its key: calls that differ in those alone share it."""
         return replace(self, key={name: value for name, value in self.key.items() if name != "given constexprs"})

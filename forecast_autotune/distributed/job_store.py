@@ -22,7 +22,15 @@ from ..core.outcome import Outcome
 from ..core.user_warnings import warn_once
 from ..errors import InvalidInputError, TuningWarning
 from ..protocols import Store
-from ..store.encoding import decode_decision, encode_decision, from_text, to_text
+from ..store.encoding import (
+    decode_decision,
+    decode_workload,
+    encode_decision,
+    encode_workload,
+    fields,
+    from_text,
+    to_text,
+)
 from ..store.rows import TuningKey
 from .job_channel import CALL_S, JobChannel, Seen, UnreachableError
 
@@ -108,6 +116,8 @@ class JobStore:
     def shared_decision(self, job: Job) -> Decision | None:
         """The decision published first; a measured one is also kept in this rank's store, for the next job.
 
+        One made for other constexprs is kept for those, and carried over to the job's.
+
         The rank that leads reads it once a heartbeat, however often it is asked.
         """
         key = self._key(job)
@@ -124,7 +134,8 @@ class JobStore:
 
     def publish_decision(self, job: Job, decision: Decision) -> Decision:
         """Publish a decision; returns the one that was first, which is this one where the ranks cannot be reached."""
-        key, text = self._key(job), to_text(encode_decision(decision))
+        key = self._key(job)
+        text = to_text({**encode_decision(decision), "workload": encode_workload(job.workload)})
         held = self._ask(job, lambda: self.channel.swap(f"{key}/decision", "", text))
         if held is None or held == text:
             return decision
@@ -231,16 +242,21 @@ class JobStore:
         """A decision that another rank published; None, with a warning, where it is none for this job."""
         what = f"the decision published for {job.workload}"
         try:
-            decision = decode_decision(from_text(text, what), what)
+            data = fields(from_text(text, what), what)
+            decision = decode_decision(data, what)
+            decided = decode_workload(data.get("workload"), job.workload.program, f"the workload of {what}")
+            if decided.without_constexprs().digest != job.workload.without_constexprs().digest:
+                raise InvalidInputError(f"{what} is one for {decided}")
             if decision.space_digest != job.space.digest or decision.config not in job.space:
                 raise InvalidInputError(f"{what} is {decision.config}, which is none of this space")
         except InvalidInputError as err:
             self._unusable.add(self._key(job))
             warn_once(f"{err}. It is ignored: {self.channel} decides by its own store", TuningWarning)
             return None
-        if decision.tried and self.own.decision(job) != decision:
-            self.own.decide(job, decision)
-        return decision
+        theirs = replace(job, workload=decided)
+        if decision.tried and self.own.decision(theirs) != decision:
+            self.own.decide(theirs, decision)
+        return decision.carried_over(decided, job.workload)
 
 
 _LEADING = threading.local()

@@ -108,18 +108,8 @@ def decide(
     fleet = store if isinstance(store, FleetStore) else None
     store = _with_ranks(store, how)
     recalled = _recalled(job, how, store) if how.never_measures else None
-    if how.settings.mode == "strict":
-        unread: list[str] = []
-        if recalled is None and fleet is not None:
-            if fleet.is_reading(job):
-                _await_read(job, fleet)
-                recalled = _recalled(job, how, store)
-            unread = fleet.unread(job)
-        if recalled is not None:
-            return Resolution(store.publish_decision(job, recalled))
-        note_if_pending(store, job, None, how.settings, budget, how.unmeasured)
-        missed = _missed(job, store) + "".join(f"; {what}, which may have one, is not read" for what in unread)
-        raise CacheMissError(f"{missed}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
+    if how.settings.mode == "strict" and recalled is None:
+        recalled = _recalled_late(job, how, store, fleet)
     if recalled is not None:
         resolution = Resolution(store.publish_decision(job, recalled))
     else:
@@ -143,6 +133,24 @@ def decide(
     if how.settings.model is None:
         keep_model(how.settings.dir, resolution.decision)
     return resolution
+
+
+def _recalled_late(job: Job, how: Request, store: Store, fleet: FleetStore | None) -> Decision:
+    """The decision that is recalled once what other machines may have decided is read.
+
+    Raises:
+        CacheMissError: there is none.
+    """
+    unread: list[str] = []
+    if fleet is not None:
+        if fleet.is_reading(job):
+            _await_read(job, fleet)
+            if (recalled := _recalled(job, how, store)) is not None:
+                return recalled
+        unread = fleet.unread(job)
+    note_if_pending(store, job, None, how.settings, Budget(how.budget), how.unmeasured)
+    missed = _missed(job, store) + "".join(f"; {what}, which may have one, is not read" for what in unread)
+    raise CacheMissError(f"{missed}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
 
 
 def _await_read(job: Job, fleet: FleetStore) -> None:

@@ -109,10 +109,7 @@ def is_unmeasured(decision: Decision | None) -> bool:
 def note_if_pending(
     store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget, unmeasured: str = ""
 ) -> None:
-    """Note in the store a job that was just decided without a measurement, because none is allowed now.
-
-    A decision that was recalled is not noted: it was made under a budget that measures.
-    """
-    if decision is None or (not budget.measures and decision.budget == str(budget)):
+    """Note in the store a job that was just decided without a measurement of its own, because none is allowed now."""
+    if is_unmeasured(decision) and (settings.mode == "strict" or not budget.measures):
         because = settings.mode if settings.mode != "tune" else None
         store.note_pending(job, f"mode {because}" if because else unmeasured or f"budget {budget}")

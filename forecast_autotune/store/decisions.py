@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..core.decision import Decision
 from ..core.hardware import Hardware
 from ..core.job import Job
-from ..core.workload import Workload
 from ..errors import InvalidInputError
 from . import encoding
 from .encoding import from_text, to_short_text
@@ -51,14 +51,10 @@ def keep_decision(
         ),
     )
     if decision.tried:
-        shared = place.workload.without_constexprs()
-        waiting = connection.execute(
-            "SELECT pending.digest, workload.value FROM pending JOIN workload ON workload.id = pending.workload"  # noqa: S608
-            f" WHERE program = ? AND hardware IN ({marks(hardware)}) AND toolchain = ? AND space = ?",
-            (place.workload.program.digest, *hardware, ids_of(connection, place)[2], decision.space_digest),
-        ).fetchall()
-        settled = [(digest,) for digest, text in waiting if _is_alike(text, shared)]
-        connection.executemany("DELETE FROM pending WHERE digest = ?", settled)
+        connection.execute(
+            f"DELETE FROM pending WHERE digest = ? AND hardware IN ({marks(hardware)})",  # noqa: S608  # ours
+            (name, *hardware),
+        )
 
 
 def import_decision(
@@ -115,29 +111,6 @@ def holding(connection: sqlite3.Connection, name: str, hardware: Hardware) -> li
     ).fetchall()
 
 
-def holding_for_any_constexprs(
-    connection: sqlite3.Connection, place: TuningKey, space: str, *, any_toolchain: bool = False
-) -> list[tuple[int, str, float]]:
-    """As `holding`, for all keys that differ from a place's in their constexprs at most."""
-    under, shared = alike(connection, place.hardware), place.workload.without_constexprs()
-    held = connection.execute(
-        "SELECT decision.id, decision.value, max(decided_at, coalesce(hit_at, 0)), workload.value FROM workload"  # noqa: S608
-        " JOIN decision ON decision.workload = workload.id"
-        f" WHERE program = ? AND hardware IN ({marks(under)}) AND (toolchain = ? OR ?) AND space = ?"
-        " AND superseded_at IS NULL ORDER BY decided_at DESC, decision.id DESC",
-        (place.workload.program.digest, *under, ids_of(connection, place)[2], any_toolchain, space),
-    ).fetchall()
-    return [(number, value, noted_at) for number, value, noted_at, text in held if _is_alike(text, shared)]
-
-
-def _is_alike(text: str, shared: Workload) -> bool:
-    """Whether a stored workload of the same program is this one once its constexprs are left out."""
-    with suppress(InvalidInputError):
-        known = encoding.decode_workload(from_text(text, "workload"), shared.program)
-        return known.without_constexprs().digest == shared.digest
-    return False
-
-
 def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain) -> Recall | None:
     """The decision that holds for a job under its toolchain; with `any_toolchain`, the newest under any."""
     place = TuningKey.of(job)
@@ -157,10 +130,22 @@ def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, com
 def recall_for_any_constexprs(
     connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain
 ) -> Recall | None:
-    """As `recall`, for a job whose key may hold other constexprs."""
+    """As `recall`, for keys that differ from the job's in their constexprs at most; see `Decision.carried_over`."""
     place = TuningKey.of(job)
-    held = holding_for_any_constexprs(connection, place, job.space.digest, any_toolchain=any_toolchain)
-    return _first_readable(held, complain)
+    under, shared = alike(connection, place.hardware), job.workload.without_constexprs().digest
+    held = connection.execute(
+        "SELECT decision.id, decision.value, max(decided_at, coalesce(hit_at, 0)), workload.value FROM workload"  # noqa: S608
+        " JOIN decision ON decision.workload = workload.id"
+        f" WHERE workload.shared = ? AND hardware IN ({marks(under)}) AND (toolchain = ? OR ?) AND space = ?"
+        " AND superseded_at IS NULL ORDER BY decided_at DESC, decision.id DESC",
+        (shared, *under, ids_of(connection, place)[2], any_toolchain, job.space.digest),
+    ).fetchall()
+    for number, value, noted_at, text in held:
+        with suppress(InvalidInputError):
+            decided = encoding.decode_workload(from_text(text, "workload"), job.workload.program)
+            if found := _first_readable([(number, value, noted_at)], complain):
+                return replace(found, decision=found.decision.carried_over(decided, job.workload))
+    return None
 
 
 def _first_readable(held: Sequence[tuple[int, str, float]], complain: Complain) -> Recall | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError
 from . import encoding
-from .decisions import holding_for_any_constexprs
+from .decisions import holding
 from .encoding import from_text
 from .rows import Complain, Pending
 from .tuning_keys import KeyReader, ids_of, keep_tuning_key
@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 
 def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
-    """Note a key, or that one more process has met it; not if a decision that was measured has come in the meantime.
-
-    One for other constexprs counts: it holds for this key wherever nothing may be measured.
-    """
+    """Note a key, or that one more process has met it; not if a decision that was measured has come in the meantime."""
     place = pending.place
-    for _, held, _ in holding_for_any_constexprs(connection, place, pending.space):
+    for _, held, _ in holding(connection, pending.digest, place.hardware):
         with suppress(InvalidInputError):
             if encoding.decode_decision(from_text(held, "decision"), "decision").tried:
                 return

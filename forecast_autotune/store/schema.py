@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ..core.digest import canonical_json, digest
+from ..core.workload import Program
 from ..errors import InvalidInputError
 from . import encoding
 
@@ -253,7 +254,13 @@ UPDATE outcome SET described = NULL WHERE described IS NOT NULL AND described NO
     WHERE names_tensors(workload.value, program.value));
 """
 
-MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
+_VERSION_7 = """
+ALTER TABLE workload ADD COLUMN shared TEXT;  -- digest without the constexprs in its key
+UPDATE workload SET shared = shared_digest(value, program);
+CREATE INDEX workload_by_shared ON workload (shared);
+"""
+
+MIGRATIONS = (_VERSION_1, _VERSION_2, _VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
 """Statement lists; the one at index n turns schema n into schema n + 1. Add to the end, change none."""
 
 VERSION = len(MIGRATIONS)
@@ -410,6 +417,7 @@ def _functions(connection: sqlite3.Connection) -> None:
     connection.create_function("power_limit_w", 2, lambda named, value: _product(named, value)[1])
     connection.create_function("decision_digest", 4, _decision_digest)
     connection.create_function("names_tensors", 2, _names_tensors)
+    connection.create_function("shared_digest", 2, _shared_digest)
 
 
 def _product(named: str, value: object) -> tuple[str, int]:
@@ -435,6 +443,17 @@ def _names_tensors(workload: object, program: object) -> bool:
         )
     except InvalidInputError:
         return False
+
+
+def _shared_digest(workload: object, program_digest: object) -> str | None:
+    """A workload's digest without constexprs, from its value and its program's digest; None where it does not decode."""
+    try:
+        program = Program(name="", language="", source="")  # its digest is another column
+        known = encoding.decode_workload(encoding.from_text(workload, "workload"), program).without_constexprs()
+    except InvalidInputError:
+        return None
+    checked = (known.check,) if known.check else ()
+    return digest(str(program_digest), canonical_json(known.key), known.timing, *checked)
 
 
 def _split(statements: str) -> list[str]:

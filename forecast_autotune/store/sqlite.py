@@ -102,7 +102,12 @@ class SqliteStore:
         return self._decision(job, decisions.recall)
 
     def decision_for_any_constexprs(self, job: Job) -> Decision | None:
-        """As `decision`, for a key that may hold other constexprs."""
+        """As `decision`, for a key that may hold other constexprs, whose decision is then carried over.
+
+        None for a key without constexprs.
+        """
+        if not job.workload.constexprs:
+            return None
         return self._decision(job, decisions.recall_for_any_constexprs)
 
     def _decision(self, job: Job, recall: Callable[..., rows.Recall | None]) -> Decision | None:

@@ -46,9 +46,14 @@ def keep_tuning_key(connection: sqlite3.Connection, place: TuningKey, seen_at: f
         (program.digest, program.name, to_text(encoding.encode_program(program)), seen_at),
     )
     connection.execute(
-        "INSERT INTO workload (digest, program, value) VALUES (?, ?, ?)"
-        " ON CONFLICT (digest) DO UPDATE SET value = excluded.value",
-        (workload, program.digest, to_text(encoding.encode_workload(place.workload))),
+        "INSERT INTO workload (digest, program, value, shared) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (digest) DO UPDATE SET value = excluded.value, shared = excluded.shared",
+        (
+            workload,
+            program.digest,
+            to_text(encoding.encode_workload(place.workload)),
+            place.workload.without_constexprs().digest,
+        ),
     )
 
 

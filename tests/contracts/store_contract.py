@@ -167,16 +167,20 @@ class StoreContract(ReadOnlyStoreContract):
         store.decide(a_job(), a_decision(a_job()))
         assert store.decision(a_job(**change)) is None
 
-    def test_the_newest_decision_for_any_constexprs_is_found_where_all_else_is_equal(self, store: Store) -> None:
+    def test_the_newest_for_any_constexprs_is_carried_over_where_all_else_is_equal(self, store: Store) -> None:
         for when, (size, config) in enumerate({64: SPACE[1], 128: SPACE[2]}.items()):
             job = a_job(key={"n": 1, "given constexprs": {"D": size}})
             store.decide(job, a_decision(job, config, decided_at=1_800_000_000.0 + when))
         asked = {"n": 1, "given constexprs": {"D": 512}}
         assert store.decision(a_job(key=asked)) is None
-        for key in (asked, {"n": 1}):
-            found = store.decision_for_any_constexprs(a_job(key=key))
-            assert found is not None
-            assert found.config == SPACE[2]
+        found = store.decision_for_any_constexprs(a_job(key=asked))
+        assert found is not None
+        assert (found.config, found.basis, found.tried) == (SPACE[2], "forecast", False)
+        assert (found.speedup, found.config_us, found.run) == (None, None, "")
+        assert found.reason.startswith("decided for D=128")
+        own = store.decision_for_any_constexprs(job)
+        assert own == store.decision(job), "nothing is carried over to the key it was made for"
+        assert store.decision_for_any_constexprs(a_job(key={"n": 1})) is None
         other_toolchain = Toolchain(versions={"triton": "3.8.0"})
         for job in (
             a_job(key={**asked, "n": 2}),

@@ -22,9 +22,10 @@ from forecast_autotune.distributed import job_channel as channel
 from forecast_autotune.distributed.job_channel import JobChannel, KeyValue, UnreachableError, job_channel, within
 from forecast_autotune.distributed.job_store import JobStore, Patience
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.store.encoding import encode_decision, to_text
+from forecast_autotune.store.encoding import encode_decision, encode_workload, to_text
 from forecast_autotune.store.sqlite import SqliteStore
 
+PUBLISHED = {**encode_decision(a_decision(a_job())), "workload": encode_workload(a_job().workload)}
 HURRIED = Patience(grace_s=0.05, beat_s=0.05, silent_s=0.4)
 
 
@@ -66,8 +67,12 @@ def test_ranks_whose_constexprs_differ_decide_together(shared: KeyValue) -> None
     one, two = (a_job(key={"n": 1, "given constexprs": {"RANK": rank}}) for rank in range(2))
     a_rank(shared, 0).publish_decision(one, a_decision(one))
     other = a_rank(shared, 1)
-    assert other.shared_decision(two) == a_decision(one)
-    assert other.own.decision(two) == a_decision(one), "it is kept as this rank's own"
+    theirs = other.shared_decision(two)
+    assert theirs is not None
+    assert (theirs.config, theirs.basis, theirs.config_us) == (a_decision(one).config, "forecast", None)
+    assert other.publish_decision(two, a_decision(two, SPACE[3])) == theirs
+    assert other.own.decision(one) == a_decision(one), "it is kept for what it was measured under"
+    assert other.own.decision(two) is None
     assert other.shared_decision(a_job(key={"n": 2, "given constexprs": {"RANK": 0}})) is None
 
 
@@ -106,9 +111,11 @@ def test_what_was_decided_without_measuring_stands_in_no_measurements_way(shared
         "\udcff",
         "[1, 2]",
         '{"config": {"BLOCK": 64}}',
-        to_text({**encode_decision(a_decision(a_job())), "config": {"BLOCK": 7, "num_warps": 2}}),
-        to_text({**encode_decision(a_decision(a_job())), "config": {"__reduce__": "os.system"}}),
-        to_text({**encode_decision(a_decision(a_job())), "space_digest": "another"}),
+        to_text({**PUBLISHED, "config": {"BLOCK": 7, "num_warps": 2}}),
+        to_text({**PUBLISHED, "config": {"__reduce__": "os.system"}}),
+        to_text({**PUBLISHED, "space_digest": "another"}),
+        to_text({**PUBLISHED, "workload": {"key": {"n": 7}}}),
+        to_text(encode_decision(a_decision(a_job()))),
     ],
 )
 def test_what_is_no_decision_for_the_job_is_ignored_with_one_warning(shared: KeyValue, published: str) -> None:

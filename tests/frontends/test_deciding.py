@@ -71,7 +71,7 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
 
 
-def test_where_nothing_is_measured_a_decision_for_other_constexprs_holds(tmp_path: Path) -> None:
+def test_where_nothing_is_measured_a_decision_for_other_constexprs_is_taken(tmp_path: Path) -> None:
     recorded = recording()
 
     def with_size(size: int) -> Job:
@@ -88,8 +88,10 @@ def test_where_nothing_is_measured_a_decision_for_other_constexprs_holds(tmp_pat
         first = decided(with_size(64), "tune", **measures)
         assert first.measured == 3
         for mode, more in (("strict", measures), ("cached", nothing), ("tune", nothing)):
-            assert decided(with_size(512), mode, **more) == first
-        assert StoreFile(tmp_path).pending() == []
+            taken = decided(with_size(512), mode, **more)
+            assert (taken.config, taken.tried, taken.config_us) == (first.config, False, None)
+            assert "decided for D=64" in taken.reason
+        assert [p.place.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()] == [512], "it has no own"
         of_one_call = decided(with_size(512), "tune", **nothing, unmeasured="a graph is captured")
         assert of_one_call.measured == 0, "another call will have the key tuned"
         own = decided(with_size(512), "tune", **measures)

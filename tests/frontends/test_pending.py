@@ -17,6 +17,7 @@ from toy import Toy
 
 import forecast_autotune as fa
 from forecast_autotune.core.budget import TotalSpent
+from forecast_autotune.core.config import Config
 from forecast_autotune.errors import NoGpuError
 from forecast_autotune.frontends.pending import measuring_is_wanted
 from forecast_autotune.frontends.triton.simulated_driver import current_rehearsal
@@ -236,6 +237,45 @@ def test_tune_pending_measures_keys_decided_unmeasured_whatever_the_mode(
         assert noted(own_settings) == []
         assert call(kernel) == call(kernel, 2000) == 1
     assert {d.basis for d in kernel.decisions.values()} == {"measured"}
+
+
+@triton.jit
+def head(x_ptr, n, D: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), D)
+
+
+@pytest.mark.parametrize("mode", ["cached", "strict"])
+def test_a_key_decided_for_other_constexprs_claims_nothing_and_is_measured_later(
+    own_settings: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    def make() -> Any:
+        configs = [triton.Config({"BLOCK": b}, num_warps=4) for b in (64, 128, 256)]
+        return fa.autotune(configs=configs, key=["n"], budget="all")(head)
+
+    best_at_256 = {Config({"BLOCK": b, "num_warps": 4}): us for b, us in ((64, 400.0), (128, 200.0), (256, 100.0))}
+    with fa.rehearsal("cuda:90", times=best_at_256):
+        make()[(16,)](torch.empty(1000), 1000, D=64)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    kernel = make()
+    with fa.rehearsal("cuda:90", times=best_at_256):
+        kernel[(16,)](torch.empty(1000), 1000, D=512)
+        explanation = kernel.explain()
+        assert kernel.best_config.kwargs == {"BLOCK": 256}
+        told = explanation.as_json()
+        assert [told[name] for name in ("decision", "basis", "speedup", "config_us", "measured")] == [
+            None,
+            "forecast",
+            None,
+            None,
+            0,
+        ]
+        assert "decided for D=64" in str(explanation)
+        (pending,) = StoreFile(own_settings).pending()
+        assert pending.place.workload.constexprs == {"D": 512}
+        with fa.tune_pending():
+            kernel[(16,)](torch.empty(1000), 1000, D=512)
+        assert [d.basis for d in kernel.decisions.values()] == ["measured"]
+    assert StoreFile(own_settings).pending() == []
 
 
 def test_what_was_measured_or_set_by_hand_is_not_decided_again() -> None:

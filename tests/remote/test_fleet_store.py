@@ -611,11 +611,18 @@ def test_a_decision_that_arrives_ends_the_run(machines: Machines, monkeypatch: p
     assert tried == [job.space.default]
 
 
+@pytest.mark.parametrize("knows_other_constexprs", [False, True])
 def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_heard(
-    machines: Machines, monkeypatch: pytest.MonkeyPatch
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, knows_other_constexprs: bool
 ) -> None:
     job, suggested = extreme(True)
+    job, like = (
+        replace(job, workload=replace(job.workload, key={"given constexprs": {"D": size}})) for size in (512, 64)
+    )
     friend, other = machines("friend"), machines("two")
+    if knows_other_constexprs:
+        with SqliteStore(other.directory) as own:
+            own.decide(like, a_decision(like, job.space[1], decided_at=time.time() + 60))
     friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
     assert friend.syncs[0].finish(LIMIT_S)
     found = recording(failures=False)
@@ -633,6 +640,7 @@ def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_hear
 
     monkeypatch.setattr(Location, "segments", late)
     first = resolved()
+    assert (first.decision.config == job.space[1]) is knows_other_constexprs
     assert first.decision.basis != "measured"
     assert first.retry_after_s is not None
     answered.set()

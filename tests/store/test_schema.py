@@ -161,3 +161,21 @@ def test_hardware_that_differs_in_its_power_limit_alone_becomes_one(tmp_path: Pa
         600: SPACE[3],
         0: SPACE[1],  # the newest
     }
+
+
+def test_keys_of_an_older_store_are_found_for_other_constexprs(tmp_path: Path) -> None:
+    known, asked, other = (
+        a_job(key={"n": n, "given constexprs": {"D": size}}) for n, size in ((1, 64), (1, 512), (2, 64))
+    )
+    with SqliteStore(tmp_path) as store:
+        store.decide(known, a_decision(known, SPACE[2]))
+    with closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as older:
+        older.execute("DROP INDEX workload_by_shared")
+        older.execute("ALTER TABLE workload DROP COLUMN shared")
+        older.execute("PRAGMA user_version = 6")
+        assert schema.version_of(older) == 6
+    with SqliteStore(tmp_path) as store:
+        found = store.decision_for_any_constexprs(asked)
+        assert found is not None
+        assert found.config == SPACE[2]
+        assert store.decision_for_any_constexprs(other) is None

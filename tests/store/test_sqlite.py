@@ -25,7 +25,7 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError, StoreWarning
 from forecast_autotune.settings import Settings
-from forecast_autotune.store import database, filesystem, process_hooks, recordings, schema, textfile
+from forecast_autotune.store import database, encoding, filesystem, process_hooks, recordings, schema, textfile
 from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import MOST_OPEN, SqliteStore, open_store
@@ -69,7 +69,34 @@ def test_a_pack_is_asked_for_other_constexprs_too(tmp_path: Path) -> None:
     packed, asked = (a_job(key={"n": 1, "given constexprs": {"D": size}}) for size in (64, 512))
     with SqliteStore(None, packs=[a_pack(tmp_path, packed, SPACE[2])]) as store:
         assert store.decision(asked) is None
-        assert store.decision_for_any_constexprs(asked) == a_decision(packed, SPACE[2])
+        found = store.decision_for_any_constexprs(asked)
+    assert found is not None
+    assert (found.config, found.tried) == (SPACE[2], False)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_key_but_those_that_differ_in_constexprs_alone_is_read_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    def of_size(n: int, size: int) -> Job:
+        return a_job(key={"n": n, "given constexprs": {"D": size}})
+
+    with SqliteStore(tmp_path / "made") as made:
+        for n in range(20):
+            made.decide(of_size(n, 64), a_decision(of_size(n, 64), SPACE[n % 2]))
+    StoreFile(tmp_path / "made").export(tmp_path / "pack")
+    read: list[object] = []
+    with SqliteStore(None, packs=[tmp_path / "pack"]) if packed else SqliteStore(tmp_path / "made") as store:
+        assert store.decision(of_size(0, 64)) is not None
+        decode = encoding.decode_workload
+        monkeypatch.setattr(encoding, "decode_workload", lambda *given: read.append(given) or decode(*given))
+        assert store.decision_for_any_constexprs(of_size(100, 512)) is None
+        assert store.decision_for_any_constexprs(a_job(key={"n": 1})) is None
+        assert read == []
+        found = store.decision_for_any_constexprs(of_size(7, 512))
+    assert found is not None
+    assert found.config == SPACE[1]
+    assert len(read) == 1
 
 
 def test_what_a_pack_knows_is_read_without_making_a_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -33,7 +34,8 @@ def plain_value(value: Any) -> Value:
     """The value of a knob or a key, as text where it has no JSON form, such as a dtype.
 
     A function given as a constexpr becomes its name with a digest of its code: two closures may share a name. So does an
-    object whose text would be its address.
+    object whose text would be its address. What is held by containers and dataclasses is told likewise, a set's in sorted
+    order, so that the text is the same in every process.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -44,6 +46,13 @@ def plain_value(value: Any) -> Value:
     if isinstance(value, (tuple, list)):
         inner = [plain_value(each) for each in value]
         return str(inner if isinstance(value, list) else tuple(inner))
+    if isinstance(value, dict):
+        return str({plain_value(name): plain_value(held) for name, held in value.items()})
+    if isinstance(value, (set, frozenset)):
+        return f"{type(value).__name__}({{{', '.join(sorted(repr(plain_value(each)) for each in value))}}})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = (f"{f.name}={plain_value(getattr(value, f.name))!r}" for f in dataclasses.fields(value) if f.repr)
+        return f"{type(value).__qualname__}({', '.join(fields)})"
     if isinstance(value, functools.partial):
         return f"{plain_value(value.func)} of {plain_value((*value.args, *value.keywords.items()))}"
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)

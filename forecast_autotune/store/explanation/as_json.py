@@ -15,7 +15,7 @@ def summary_of(stored: StoredDecision) -> dict[str, object]:
     """A decision in a list."""
     decision = stored.decision
     return {
-        "decision": stored.digest,
+        "decision": stored.digest if stored.id else None,
         "kernel": stored.place.workload.program.name,
         "key": dict(stored.place.workload.key),
         "hardware": stored.place.hardware.name,

@@ -54,7 +54,8 @@ def noise_at(detail: DecisionDetail) -> Noise | None:
 
 def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]]:
     stored, decision, place = detail.stored, detail.stored.decision, detail.stored.place
-    yield "decision", stored.digest
+    if stored.id:
+        yield "decision", stored.digest
     yield "kernel", f"{place.workload}, {place.workload.program.language}, timed {place.workload.timing}"
     speed = "" if decision.speedup is None else f", {decision.speedup:.2f}x the default's speed"
     time = _time_of(detail, decision.config, decision.config_us)

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,23 @@ def test_an_object_without_a_text_goes_by_what_it_holds_and_not_by_its_address()
     assert same == f"('{one}',)"
     assert one != other
     assert "Rounding" in str(one)
+
+
+@dataclass(frozen=True)
+class Options:
+    activation: Any
+    n: int = 3
+
+
+def test_what_dataclasses_and_containers_hold_goes_by_the_same_text_in_every_process() -> None:
+    def made(factor: int) -> Any:
+        return lambda v: v * factor
+
+    assert plain_value(Options("relu")) == "Options(activation='relu', n=3)"
+    assert plain_value(Options(made(2))) == plain_value(Options(made(2))) != plain_value(Options(made(3)))
+    assert plain_value({"a": made(2)}) == plain_value({"a": made(2)}) != plain_value({"a": made(3)})
+    assert plain_value(frozenset({"c", "a", "b"})) == "frozenset({'a', 'b', 'c'})"
+    assert plain_value({"a": 1, "b": (2, "c")}) == """{'a': 1, 'b': "(2, 'c')"}"""
 
 
 def test_what_an_older_version_decided_of_another_digest_is_a_prior(own_settings: Path, tmp_path: Path) -> None:
