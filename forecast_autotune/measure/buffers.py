@@ -208,6 +208,9 @@ class Buffers:
             buffer.touched = False
             buffer.mend_guard()
 
+    def rewind(self) -> None:
+        """Have the generators of random numbers that a run reaches draw what the first run drew."""
+
     def seeing_writes(self) -> contextlib.AbstractContextManager[object]:
         """Around a run: have what it writes told from what other threads write meanwhile, where that is to be told."""
         return contextlib.nullcontext()

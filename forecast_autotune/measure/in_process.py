@@ -18,7 +18,7 @@ from .checks import close
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
 from .outputs import Outputs, OutputsError, has_tensors, outputs_of, shared_memory
-from .process_state import preserve_process_state
+from .process_state import RandomState, preserve_process_state
 
 if TYPE_CHECKING:
     import torch
@@ -29,12 +29,20 @@ class InProcessAttempt:
 
     Args:
         launch: makes a launch on the arguments as no candidate has seen them yet.
+        random_state: from which the process's generators draw in each run that is looked at; None where they go on.
     """
 
-    def __init__(self, launch: Callable[[], Launch], arguments: Buffers, clock: Clock) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Launch],
+        arguments: Buffers,
+        clock: Clock,
+        random_state: RandomState | None = None,
+    ) -> None:
         self._launch = launch
         self._arguments = arguments
         self._clock = clock
+        self._random_state = random_state
         self._last_us = math.nan
         self._returned: Any = None  # by the last run
         self._returns = False  # tensors, in the last run
@@ -165,7 +173,13 @@ class InProcessAttempt:
             raise_if_lost(self._clock, err)
 
     def _once(self, *, compared: bool, detect: bool = False) -> Outputs | None:
-        """Run it; what it produced is copied before the hook that follows the launch may put something back."""
+        """Run it; what it produced is copied before the hook that follows the launch may put something back.
+
+        Every run draws the same random numbers: else results that follow from them would differ.
+        """
+        self._arguments.rewind()
+        if self._random_state is not None:
+            self._random_state.put_back()
         launch = self._launch()
         if launch.before is not None:
             launch.before()
@@ -256,6 +270,7 @@ class InProcess(BaseMeasurer):
         self._draws = draws
         self._untried = untried
         self._arguments: CopiedArguments | BorrowedArguments | None = None
+        self._random_state: RandomState | None = None  # one for all candidates: other threads draw between two
 
     @property
     def detects(self) -> bool:
@@ -279,9 +294,11 @@ class InProcess(BaseMeasurer):
         if self._untried:
             yield _Untried(launch(), clock)
             return
+        if self._draws and self._random_state is None:
+            self._random_state = RandomState()
         try:
             with preserve_process_state(draws=self._draws):
-                yield InProcessAttempt(launch, arguments, clock)
+                yield InProcessAttempt(launch, arguments, clock, self._random_state)
             spoiled = arguments.overrun() is not None
         except BaseException as err:
             if isinstance(err, Exception):

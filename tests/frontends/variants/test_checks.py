@@ -532,6 +532,26 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
     assert torch.equal(drawn.get_state(), untuned.get_state())
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_dropout_is_drawn_as_in_a_single_call(others: int) -> None:
+    import torch._dynamo
+
+    x, w = torch.rand(64, 64), torch.rand(64, 64, requires_grad=True)
+
+    def wide(x: Any) -> Any:
+        return torch.dropout((x @ w).relu(), 0.5, True)
+
+    tuned = fa.variants([slowed(wide), lambda x: torch.dropout(torch.mm(x, w).clamp(min=0), 0.5, True)])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        torch.manual_seed(7)
+        result, following = tuned(x), torch.rand(1)
+    assert chosen(tuned) == "<lambda>"
+    torch.manual_seed(7)
+    torch.testing.assert_close(result, wide(x))
+    assert torch.equal(following, torch.rand(1))
+
+
 def test_containers_of_any_class_among_the_arguments_change_once() -> None:
     def first(x: Any, cache: Any, seen: Any) -> Any:
         cache["sum"] = cache.get("sum", 0) + x
