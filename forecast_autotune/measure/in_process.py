@@ -104,7 +104,7 @@ class InProcessAttempt:
             return [], []
         try:
             left = {b: b.now.clone() for b in written}
-            others = {b: stand_in(left[b]) for b in written if b.can_be_blank and b not in asked}
+            others = {b: stand_in(left[b], b.before) for b in written if b.can_be_blank and b not in asked}
             for buffer in asked:
                 buffer.restore()
             for buffer, values in others.items():
@@ -157,7 +157,7 @@ class InProcessAttempt:
         arguments.reset()
         for buffer in arguments.buffers:
             if buffer.can_be_blank:
-                buffer.fill(stand_in(buffer.now))
+                buffer.fill(stand_in(buffer.now, buffer.before))
         try:
             self._once(compared=False)
         except (Exception, SystemExit) as err:

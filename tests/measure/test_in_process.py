@@ -129,6 +129,15 @@ def test_an_idempotent_in_place_kernel_is_detected_as_well() -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("number", [0.0, 1.0, 2.0])
+def test_an_in_place_kernel_on_equal_numbers_is_detected_and_compared(number: float) -> None:
+    for kernel in (lambda x: x.add_(1), lambda x: x.add_(x + 1), lambda x: x.mul_(3).sub_(1)):
+        told: list[Sequence[str]] = []
+        with measurer([kernel] * 2, {"x": torch.full((100,), number)}, told=told, check="allclose") as measuring:
+            assert all(isinstance(measuring.measure(config), Measurement) for config in (DEFAULT, OTHER))
+        assert told == [("x",)]
+
+
 @pytest.mark.parametrize("check", [None, "allclose"])
 def test_a_kernel_writing_part_of_its_output_reads_none_and_keeps_the_rest(check: str | None) -> None:
     told: list[Sequence[str]] = []
