@@ -458,6 +458,28 @@ def test_state_of_a_module_is_as_after_one_call(others: int, is_compiled: bool) 
     assert next(iter(tuned.decisions.values())).failed == 0
 
 
+@pytest.mark.parametrize("by_argument", [False, True])
+def test_a_lazy_module_is_initialized_by_its_first_call_and_tuned_at_the_next(by_argument: bool) -> None:
+    def call(x: Any, module: Any) -> Any:
+        return module(x).relu()
+
+    x, lazy = torch.rand(4, 8), torch.nn.LazyLinear(8)
+    if by_argument:
+        tuned = fa.variants([slowed(call), lambda x, module: torch.relu(module(x))], key="x")
+        given = x, lazy
+    else:
+        tuned = fa.variants([slowed(lambda x: call(x, lazy)), lambda x: torch.relu(lazy(x))])
+        given = (x,)
+    torch.manual_seed(7)
+    result, following = tuned(*given), torch.rand(1)
+    assert not tuned.decisions
+    torch.manual_seed(7)
+    torch.testing.assert_close(result, call(x, torch.nn.LazyLinear(8)))
+    assert torch.equal(following, torch.rand(1))
+    torch.testing.assert_close(tuned(*given), result)
+    assert chosen(tuned) == "<lambda>"
+
+
 def test_a_variant_changing_state_the_default_leaves_is_wrong_and_undone() -> None:
     state = torch.zeros(4)
     tuned = fa.variants([slowed(lambda x: x + 1), lambda x: state.add_(1) * 0 + x + 1])
