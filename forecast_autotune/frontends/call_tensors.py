@@ -97,6 +97,8 @@ CAPTURING = "a CUDA graph was being captured"
 """Why a call is not measured while `is_capturing`."""
 
 EMPTY = "the call launches an empty grid"
+UNINITIALIZED = "weights of a lazy module get their shapes in it"
+UNDECIDED = (EMPTY, UNINITIALIZED)
 """Why a call is not measured, and nothing is decided for it either."""
 
 

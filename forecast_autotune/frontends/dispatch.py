@@ -38,7 +38,7 @@ from ..store.frozen import is_frozen
 from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
 from ..tuning.progress import show_progress
-from .call_tensors import EMPTY
+from .call_tensors import UNDECIDED
 from .deciding import decide, learn, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
 from .online.at_work import at_work
@@ -229,7 +229,7 @@ class Dispatcher:
         with unobserved(), show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
             tuning = self._door.tuning(call, how)
             undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
-            if how.settings.mode == "first" or unmeasured == EMPTY:
+            if how.settings.mode == "first" or unmeasured in UNDECIDED:
                 return undecided
             try:
                 if (job := tuning.job) is None:

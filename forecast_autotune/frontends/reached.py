@@ -62,6 +62,15 @@ class Reached:
             self._idle_walks += 1
         return flags
 
+    @property
+    def is_initialized(self) -> bool:
+        """Whether all weights that `flags` found have their shapes: those of a lazy module not before its first call."""
+        from torch.nn.parameter import is_lazy
+
+        modules = [module() for module in self._found.with_parameters] if self._found is not None else []
+        held = (t for m in modules if m is not None for t in (*m._parameters.values(), *m._buffers.values()))
+        return not any(map(is_lazy, held))
+
     def names(self, roots: Iterable[Any]) -> tuple[list[str], list[str]]:
         """Of the modules and of the tensors that `flags` tells of."""
         self.flags(roots, grad_enabled=True)  # which walks through them where that is needed
@@ -137,6 +146,10 @@ class ReachedByCalls:
             further = self._of_argument(argument).flags((argument,), grad_enabled)
             training, followed = training + further[0], followed + further[1]
         return _agreed(training), _agreed(followed) if True in followed else ()
+
+    def is_initialized(self, arguments: Sequence[Any]) -> bool:
+        """See `Reached.is_initialized`."""
+        return self.by_callables.is_initialized and all(self._of_argument(a).is_initialized for a in arguments)
 
     def names(self, arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
         """See `Reached.names`."""

@@ -16,7 +16,14 @@ from ..measure.process_state import is_only_thread
 from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
 from .call_state import CallState, make_state_function, modules_of_call, state_without_data
-from .call_tensors import hold_no_data, labelled_tensors, versions_of_tensors, why_unmeasured, why_untuned
+from .call_tensors import (
+    UNINITIALIZED,
+    hold_no_data,
+    labelled_tensors,
+    versions_of_tensors,
+    why_unmeasured,
+    why_untuned,
+)
 from .deciding import untraced
 from .dispatch import Dispatcher, FrontDoor
 from .key_table import Entry
@@ -64,7 +71,9 @@ class CallableDoor(Generic[_Tuned]):
 
     def why_unmeasured(self, call: Call) -> str:
         """See `FrontDoor`."""
-        return call.why_unmeasured
+        if why := call.why_unmeasured:
+            return why
+        return "" if self._tuned.is_initialized(call) else UNINITIALIZED
 
     def forget_shortcuts(self) -> None:
         """A callable keeps no shortcuts: each call looks its key up."""
@@ -118,6 +127,10 @@ class TunedCallable:
             NoKeyError: an argument has none.
         """
         return key_as_json(self._key(*values), values, self.names, self._key_names)
+
+    def is_initialized(self, call: Call) -> bool:
+        """Whether all weights that a call reaches have their shapes: those of a lazy module not before its first call."""
+        return self._reached.is_initialized(modules_of_call(call.values))
 
     @property
     def decisions(self) -> dict[Any, Decision]:

@@ -65,7 +65,7 @@ class Attempt(Protocol):
     """A candidate that is loaded."""
 
     def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:
-        """Run it on arguments that nobody has changed, and put them back.
+        """Run it on arguments that nobody has changed, and put them back; every run draws the same random numbers.
 
         With `detect`, run it again to learn what it reads of what it writes. The arguments in `blank` are filled with NaN
         first: outputs, of which whatever a candidate leaves unwritten then shows. Outputs are copied where they are to be

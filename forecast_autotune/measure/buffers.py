@@ -215,6 +215,9 @@ class Buffers:
             buffer.touched = False
             buffer.mend_guard()
 
+    def rewind(self) -> None:
+        """Have the generators of random numbers that a run reaches draw what the first run drew."""
+
     def seeing_writes(self) -> contextlib.AbstractContextManager[object]:
         """Around a run: have what it writes told from what other threads write meanwhile, where that is to be told."""
         return contextlib.nullcontext()
@@ -341,18 +344,22 @@ def different(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (bits(a) != bits(b)).view(-1, a.itemsize).any(dim=1).view(a.shape)
 
 
-def stand_in(left: torch.Tensor) -> torch.Tensor:
-    """Numbers as harmless to a kernel as what a run has left, and others nearly everywhere: the same from the end.
+def stand_in(left: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Numbers as harmless to a kernel as what a run has left, and others everywhere: the same from the end.
 
-    Where these are equal they are halved, and zeros are ones. A loop that ends on real numbers ends on these, and an index
-    stays within bounds; NaN would do neither.
+    Where these are what was left or stood there before the run, from which it would leave the same, they are halved, once
+    or twice, and zeros are ones. A loop that ends on real numbers ends on these, and an index stays within bounds; NaN
+    would do neither.
     """
     import torch
 
+    ones = torch.ones_like(left)
+    halved = torch.where(torch.isfinite(left) & (left != 0), left / 2, ones)
     other = left.flip(0)
-    halved = torch.where(left == 0, torch.ones_like(left), left / 2)
-    other = torch.where(other == left, halved, other)
-    return torch.where(torch.isfinite(other), other, torch.ones_like(other))
+    other = torch.where(torch.isfinite(other), other, ones)
+    for less in (halved, halved / 2):
+        other = torch.where((other == left) | (other == before), less, other)
+    return other
 
 
 def nudged(values: torch.Tensor) -> torch.Tensor:
@@ -405,7 +412,7 @@ def load_kernels(buffers: Sequence[Buffer]) -> None:
         buffer.restore()
         left = buffer.now.clone()
         if buffer.can_be_blank:
-            other = stand_in(left)
+            other = stand_in(left, buffer.before)
             buffer.fill(other)
             reads_itself(buffer, left, other, lambda *_: None)
             buffer.fill(math.nan)

@@ -174,9 +174,13 @@ class CopiedArguments(Buffers):
         """Leave everything as it was before any run: memory, random number generators, gradients, slots that are state."""
         super().put_back()
         self.slots.restore()
+        self.rewind()
+        self._drop_gradients()
+
+    def rewind(self) -> None:
+        """See `Buffers.rewind`."""
         for generator, state in self._generators:
             generator.set_state(state)
-        self._drop_gradients()
 
     def gradients(self, returned: Sequence[torch.Tensor]) -> Gradients:
         """Of what a run returned or wrote, and those that it has left in `.grad` itself."""

@@ -19,7 +19,7 @@ from .checks import close, disagreement
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
 from .outputs import Outputs, OutputsError, has_tensors, outputs_of, shared_memory
-from .process_state import preserve_process_state
+from .process_state import RandomState, preserve_process_state
 
 if TYPE_CHECKING:
     import torch
@@ -32,12 +32,20 @@ class InProcessAttempt:
 
     Args:
         launch: makes a launch on the arguments as no candidate has seen them yet.
+        random_state: from which the process's generators draw in each run that is looked at; None where they go on.
     """
 
-    def __init__(self, launch: Callable[[], Launch], arguments: Buffers, clock: Clock) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Launch],
+        arguments: Buffers,
+        clock: Clock,
+        random_state: RandomState | None = None,
+    ) -> None:
         self._launch = launch
         self._arguments = arguments
         self._clock = clock
+        self._random_state = random_state
         self._last_us = math.nan
         self._returned: Any = None  # by the last run
         self._returns = False  # tensors, in the last run
@@ -92,28 +100,27 @@ class InProcessAttempt:
         slots = self._arguments.slots
         if not slots:
             return self._once(compared=compared, detect=True)
-        outputs = self._drawing_alike(compared=compared)
+        outputs = self._anew(compared=compared)
         if not (first := slots.rebound()):
             return outputs
         try:
-            again = self._drawing_alike(compared=compared)
+            again = self._anew(compared=compared)
             slots.note_state(first)
             if slots.have_state:
-                again = self._drawing_alike(compared=compared)
+                again = self._anew(compared=compared)
             depends = compared and not _alike(again, outputs)
         except (Exception, SystemExit) as err:
             self._no_answer(err)
             depends = True
         if depends:
             slots.note_state({})
-            again = self._drawing_alike(compared=compared)
+            again = self._anew(compared=compared)
         return again
 
-    def _drawing_alike(self, *, compared: bool) -> Outputs | None:
+    def _anew(self, *, compared: bool) -> Outputs | None:
         """Run it as though no run had been before, but for what stays in slots."""
         self._arguments.reset()
-        with preserve_process_state():
-            return self._once(compared=compared, detect=True)
+        return self._once(compared=compared, detect=True)
 
     def _detect_reads(self, written: Sequence[Buffer]) -> tuple[list[int], list[str]]:
         """What may be blanked before a run, and the names of what is read as well as written.
@@ -130,7 +137,7 @@ class InProcessAttempt:
             return [], []
         try:
             left = {b: b.now.clone() for b in written}
-            others = {b: stand_in(left[b]) for b in written if b.can_be_blank and b not in asked}
+            others = {b: stand_in(left[b], b.before) for b in written if b.can_be_blank and b not in asked}
             for buffer in asked:
                 buffer.restore()
             for buffer, values in others.items():
@@ -184,7 +191,7 @@ class InProcessAttempt:
         arguments.reset()
         for buffer in arguments.buffers:
             if buffer.can_be_blank:
-                buffer.fill(stand_in(buffer.now))
+                buffer.fill(stand_in(buffer.now, buffer.before))
         try:
             self._once(compared=False)
         except (Exception, SystemExit) as err:
@@ -200,7 +207,13 @@ class InProcessAttempt:
             raise_if_lost(self._clock, err)
 
     def _once(self, *, compared: bool, detect: bool = False) -> Outputs | None:
-        """Run it; what it produced is copied before the hook that follows the launch may put something back."""
+        """Run it; what it produced is copied before the hook that follows the launch may put something back.
+
+        Every run draws the same random numbers: else results that follow from them would differ.
+        """
+        self._arguments.rewind()
+        if self._random_state is not None:
+            self._random_state.put_back()
         launch = self._launch()
         if launch.before is not None:
             launch.before()
@@ -300,6 +313,7 @@ class InProcess(BaseMeasurer):
         self._draws = draws
         self._untried = untried
         self._arguments: CopiedArguments | BorrowedArguments | None = None
+        self._random_state: RandomState | None = None  # one for all candidates: other threads draw between two
 
     @property
     def detects(self) -> bool:
@@ -335,9 +349,11 @@ class InProcess(BaseMeasurer):
         if self._untried:
             yield _Untried(launch(), clock)
             return
+        if self._draws and self._random_state is None:
+            self._random_state = RandomState()
         try:
             with preserve_process_state(draws=self._draws):
-                yield InProcessAttempt(launch, arguments, clock)
+                yield InProcessAttempt(launch, arguments, clock, self._random_state)
             spoiled = arguments.overrun() is not None
         except BaseException as err:
             if isinstance(err, Exception):

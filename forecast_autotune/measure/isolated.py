@@ -25,6 +25,7 @@ from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
 from .clocks import Clock, Launch
 from .in_process import InProcessAttempt, clock_for, raise_if_lost
 from .outputs import Outputs
+from .process_state import RandomState
 
 LOAD_TIMEOUT_S = 60.0
 DEFAULT_TIMEOUT_S = 60.0  # for a first run of the default, of which nothing is known
@@ -215,13 +216,13 @@ def serve_trials(channel: Channel, request: Message, load: Load) -> None:
     if (device := next((d for d in devices if d.type == "cuda"), None)) is not None:
         torch.cuda.set_device(device)
     arguments = Arguments(request["layout"], channel.files[0], request["bytes"], request.get("names", ()))
-    clock = clock_for(arguments.values())
+    clock, random_state = clock_for(arguments.values()), RandomState()
     channel.send({"ready": True})
     command = channel.receive()
     while "end" not in command:
         try:
             launch, clock = load(command["candidate"], arguments)
-            attempt = InProcessAttempt(functools.partial(_same, launch), arguments, clock)
+            attempt = InProcessAttempt(functools.partial(_same, launch), arguments, clock, random_state)
             channel.send({"loaded": True})
             command = _try(channel, attempt)
         except Exception as err:

@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,32 @@ def preserve_process_state(*, draws: bool = True) -> Iterator[None]:
         draws: whether the candidate may draw random numbers from the process's generators. Where it cannot, these are
             left alone: other threads draw from them.
     """
-    kept = [*_of_this_thread(), *(_randomness() if draws else ()), *(_of_the_process() if is_only_thread() else ())]
+    parts = [*_of_this_thread(), *(_randomness() if draws else ()), *(_of_the_process() if is_only_thread() else ())]
     with contextlib.ExitStack() as way_out:
-        for read, put in kept:
-            with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
-                way_out.callback(_put_back, put, read())
+        for put, before in _read(parts):
+            way_out.callback(_put_back, put, before)
         yield
+
+
+class RandomState:
+    """Where the process's generators of random numbers stand now; put back, they draw the same numbers again."""
+
+    def __init__(self) -> None:
+        self._kept = _read(_randomness())
+
+    def put_back(self) -> None:
+        """Have every generator draw on from there."""
+        for put, before in self._kept:
+            _put_back(put, before)
+
+
+def _read(parts: Iterable[tuple[Read, Put]]) -> list[tuple[Put, Any]]:
+    """What is there now, with how it is put back; without what cannot be read."""
+    kept = []
+    for read, put in parts:
+        with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
+            kept.append((put, read()))
+    return kept
 
 
 def _put_back(put: Put, before: Any) -> None:

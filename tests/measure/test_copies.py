@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import types
 from collections import namedtuple
 from collections.abc import Callable
@@ -172,12 +173,14 @@ def test_a_conjugated_view_is_put_back() -> None:
 
 def test_stand_in_outputs_are_finite_in_range_and_differ_everywhere() -> None:
     left = torch.tensor([1.0, 0.0, 0.0, -3.0, 2.0, torch.nan, torch.inf, 1.0])
-    other = stand_in(left)
-    assert torch.isfinite(other).all()
-    assert (other != left).all()
-    assert other.abs().max() <= 3
-    zeros = torch.zeros(4)
-    assert (stand_in(zeros) != zeros).all()
+    for before in (torch.zeros(8), torch.ones(8), left, left / 2, left.flip(0)):
+        other = stand_in(left, before)
+        assert torch.isfinite(other).all()
+        assert ((other != left) & (other != before)).all()
+        assert other.abs().max() <= 3
+    zeros, ones = torch.zeros(4), torch.ones(4)
+    for one, two in itertools.product((zeros, ones, 2 * ones), repeat=2):
+        assert ((stand_in(one, two) != one) & (stand_in(one, two) != two)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])

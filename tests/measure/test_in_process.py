@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from contracts.measurer_contract import MeasurerContract
+from numpy import random as numpys
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
@@ -151,6 +153,15 @@ def test_an_idempotent_in_place_kernel_is_detected_as_well() -> None:
     assert torch.equal(x, before)
 
 
+@pytest.mark.parametrize("number", [0.0, 1.0, 2.0])
+def test_an_in_place_kernel_on_equal_numbers_is_detected_and_compared(number: float) -> None:
+    for kernel in (lambda x: x.add_(1), lambda x: x.add_(x + 1), lambda x: x.mul_(3).sub_(1)):
+        told: list[Sequence[str]] = []
+        with measurer([kernel] * 2, {"x": torch.full((100,), number)}, told=told, check="allclose") as measuring:
+            assert all(isinstance(measuring.measure(config), Measurement) for config in (DEFAULT, OTHER))
+        assert told == [("x",)]
+
+
 @pytest.mark.parametrize("check", [None, "allclose"])
 def test_a_kernel_writing_part_of_its_output_reads_none_and_keeps_the_rest(check: str | None) -> None:
     told: list[Sequence[str]] = []
@@ -183,8 +194,41 @@ def test_numbers_that_may_be_indices_are_never_replaced_by_others() -> None:
 
 def test_a_kernel_that_never_gives_the_same_twice_is_not_accused() -> None:
     told: list[Sequence[str]] = []
-    with measurer([lambda out: out.normal_()], {"out": torch.zeros(100)}, told=told) as measuring:
+    unknown = torch.Generator()
+    with measurer([lambda out: out.normal_(generator=unknown)], {"out": torch.zeros(100)}, told=told) as measuring:
         measuring.measure(DEFAULT)
+    assert not told
+
+
+@pytest.mark.parametrize("check", ["allclose", "bitexact"])
+def test_every_run_that_is_compared_draws_the_same_random_numbers(check: str) -> None:
+    def noise(out: Any) -> None:
+        out.copy_(torch.randn(100) * random.random() + numpys.rand())
+
+    drawn, told = [], []
+    tensors = {"out": torch.zeros(100)}
+    with measurer([noise, lambda out: noise(out)], tensors, told=told, check=check) as measuring:
+        for config in (DEFAULT, OTHER):
+            state = torch.get_rng_state(), random.getstate()
+            assert isinstance(measuring.measure(config), Measurement)
+            assert (torch.get_rng_state().tolist(), random.getstate()) == (state[0].tolist(), state[1])
+            drawn.append(torch.rand(1))  # as another thread may, between two candidates
+    assert drawn[0] != drawn[1]
+    assert not told
+
+
+def test_noise_from_a_generator_that_is_reached_is_not_taken_for_reading() -> None:
+    reached, told = torch.Generator(), []
+    with InProcess(
+        name="kernel",
+        default=DEFAULT,
+        check="allclose",
+        tell_reads=told.append,
+        launch=lambda _, values: Launch(call=lambda: values[1]["out"].normal_(generator=reached) and None),
+        clock=lambda _: CpuClock(0.001),
+        arguments=lambda: CopiedArguments((), {"out": torch.zeros(1)}, generators=[reached]),
+    ) as measuring:
+        assert all(isinstance(measuring.measure(config), Measurement) for config in (DEFAULT, OTHER))
     assert not told
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +199,35 @@ def test_an_in_place_kernel_starts_every_repeat_from_the_original() -> None:
     assert output.tolist() == [2.0] * 4
     assert len(attempt.time().samples_us) >= 5
     assert set(seen) == {1.0}
+
+
+class Script:
+    """A caller that wants the same of two candidates, and reads the numbers that they return."""
+
+    def __init__(self, file: int) -> None:
+        run = {"detect": False, "blank": [], "compared": True}
+        self.files, self.returned = [file], list[list[float]]()
+        self._commands = [*([{"candidate": {}}, run, {"time": {}}, run] * 2), {"end": True}]
+
+    def receive(self) -> dict[str, Any]:
+        return self._commands.pop(0)
+
+    def send(self, message: dict[str, Any], files: Sequence[int] = ()) -> None:
+        assert "raised" not in message
+        if "outputs" in message:
+            (tensor,) = Arguments(message["outputs"], files[0], message["bytes"]).values()
+            self.returned.append(tensor.tolist())
+
+
+def test_every_run_in_a_worker_draws_the_same_random_numbers(tmp_path: Path) -> None:
+    umask, taken = os.umask(0o077), snapshot([torch.ones(4)])
+    caller = Script(taken.file)
+    request = {"layout": taken.layout, "bytes": taken.size, "threads": torch.get_num_threads()}
+    isolated.serve_trials(caller, request, lambda *_: (Launch(call=lambda: torch.rand(4)), CpuClock()))
+    os.umask(umask)
+    taken.close()
+    assert len(caller.returned) == 4
+    assert all(numbers == caller.returned[0] for numbers in caller.returned)
 
 
 def test_without_the_defaults_outputs_nothing_is_compared_with_a_warning(

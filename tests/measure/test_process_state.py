@@ -14,7 +14,7 @@ import torch
 from faults.threads import alone
 
 from forecast_autotune.measure import process_state
-from forecast_autotune.measure.process_state import preserve_process_state
+from forecast_autotune.measure.process_state import RandomState, preserve_process_state
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +85,14 @@ def test_random_state_and_gradient_mode_are_restored_whatever_threads_run() -> N
         torch.set_grad_enabled(False)
     assert (random.random(), torch.rand(1)) == drawn
     assert torch.is_grad_enabled()
+
+
+def test_numbers_are_drawn_again_from_a_state_that_is_put_back() -> None:
+    state, drawn = RandomState(), []
+    for _ in range(3):
+        state.put_back()
+        drawn.append((random.random(), torch.rand(1)))
+    assert drawn[0] == drawn[1] == drawn[2]
 
 
 def test_random_numbers_that_a_candidate_cannot_draw_are_not_rewound() -> None:

@@ -458,6 +458,28 @@ def test_state_of_a_module_is_as_after_one_call(others: int, is_compiled: bool) 
     assert next(iter(tuned.decisions.values())).failed == 0
 
 
+@pytest.mark.parametrize("by_argument", [False, True])
+def test_a_lazy_module_is_initialized_by_its_first_call_and_tuned_at_the_next(by_argument: bool) -> None:
+    def call(x: Any, module: Any) -> Any:
+        return module(x).relu()
+
+    x, lazy = torch.rand(4, 8), torch.nn.LazyLinear(8)
+    if by_argument:
+        tuned = fa.variants([slowed(call), lambda x, module: torch.relu(module(x))], key="x")
+        given = x, lazy
+    else:
+        tuned = fa.variants([slowed(lambda x: call(x, lazy)), lambda x: torch.relu(lazy(x))])
+        given = (x,)
+    torch.manual_seed(7)
+    result, following = tuned(*given), torch.rand(1)
+    assert not tuned.decisions
+    torch.manual_seed(7)
+    torch.testing.assert_close(result, call(x, torch.nn.LazyLinear(8)))
+    assert torch.equal(following, torch.rand(1))
+    torch.testing.assert_close(tuned(*given), result)
+    assert chosen(tuned) == "<lambda>"
+
+
 def test_a_variant_changing_state_the_default_leaves_is_wrong_and_undone() -> None:
     state = torch.zeros(4)
     tuned = fa.variants([slowed(lambda x: x + 1), lambda x: state.add_(1) * 0 + x + 1])
@@ -691,6 +713,26 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
     )
     assert torch.equal(held(torch.zeros(4)), torch.rand(4, generator=untuned))
     assert torch.equal(drawn.get_state(), untuned.get_state())
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_dropout_is_drawn_as_in_a_single_call(others: int) -> None:
+    import torch._dynamo
+
+    x, w = torch.rand(64, 64), torch.rand(64, 64, requires_grad=True)
+
+    def wide(x: Any) -> Any:
+        return torch.dropout((x @ w).relu(), 0.5, True)
+
+    tuned = fa.variants([slowed(wide), lambda x: torch.dropout(torch.mm(x, w).clamp(min=0), 0.5, True)])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        torch.manual_seed(7)
+        result, following = tuned(x), torch.rand(1)
+    assert chosen(tuned) == "<lambda>"
+    torch.manual_seed(7)
+    torch.testing.assert_close(result, wide(x))
+    assert torch.equal(following, torch.rand(1))
 
 
 def test_containers_of_any_class_among_the_arguments_change_once() -> None:

@@ -137,6 +137,19 @@ def test_what_computes_something_else_is_never_run_in_a_call() -> None:
     assert launched_wrongly.is_set(), "it was compared on copies"
 
 
+def test_what_draws_random_numbers_is_compared_on_the_same_ones() -> None:
+    def slow(x: Any) -> Any:
+        time.sleep(SLOW_S)
+        return torch.dropout(x * w, 0.5, True)
+
+    w = torch.rand(64)
+    tuned = fa.variants([slow, lambda x: torch.dropout(w * x, 0.5, True)], key="x", mode="online")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # beside its thread, state is told apart by one run more
+        decision = call_until_decided(tuned, lambda: tuned(torch.ones(64)))
+    assert (decision.config["variant"], decision.failed) == ("<lambda>", 0)
+
+
 def doubled_or_raises(x: Any) -> Any:
     raise RuntimeError("it does not run")
 
