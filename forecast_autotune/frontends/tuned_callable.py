@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ..core.decision import Decision
@@ -12,6 +13,7 @@ from ..core.signal_handlers import raised_by_signal_handler
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from ..measure.observers import unpack_hook
 from ..measure.process_state import is_only_thread
 from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
@@ -24,6 +26,7 @@ from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_
 from .learnable_callable import current_stream
 from .online.learning import Learning
 from .reached import ReachedByCalls
+from .repeated_calls import RepeatedCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,8 @@ class TunedCallable:
         self._reached = ReachedByCalls(self.callables)
         self._state = make_state_function(self._reached)
         self._find = self.dispatcher.table.get
+        self._repeated = RepeatedCalls(self.dispatcher.table)
+        self._kept = self._repeated.kept
         self._state_refs: list[weakref.ref[Any]] | None = None
         self._untuned_noted = False
 
@@ -148,7 +153,7 @@ class TunedCallable:
             if not isinstance(err, NoKeyError) and raised_by_signal_handler(err):
                 raise
             key, entry = self._key_without_state(values, err), None  # type: ignore[assignment]
-        if entry is None or entry.provisional is not None or entry.fallback is not None:
+        if entry is None or entry.provisional is not None or entry.fallback is not None or self._kept:
             return self._miss(key, values, args, kwargs)
         return entry.launcher.call(*args, **kwargs)
 
@@ -161,12 +166,23 @@ class TunedCallable:
         if entry is None:
             key = without_nan(key)
             entry = self.dispatcher.table.get(key)
-        if entry is None or entry.learning is None:
-            entry = self.dispatcher.entry(key, call)
+        if (hook := unpack_hook()) is not None:
+            entry = self._repeated.entry(key, hook, partial(self._decided, key, call))
+        else:
+            if self._kept:
+                self._repeated.forget()
+            if entry is None or (entry.learning is None and entry.provisional is not None):
+                entry = self.dispatcher.entry(key, call)
         if (learning := entry.learning) is not None:
             return self._call_in_turn(key, entry, learning, call)
         del call
         return self.dispatcher.run(key, entry, args, kwargs)
+
+    def _decided(self, key: Any, call: Call) -> Entry:
+        entry = self.dispatcher.entry(key, call)
+        if entry.learning is not None and entry.learning.calls.over:
+            self.dispatcher.settle(entry)
+        return entry
 
     def _call_in_turn(self, key: Any, entry: Entry, learning: Learning, call: Call) -> Any:
         """Make a call of a key that is being learned: under the best known config, or a candidate that is tried."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
-def has_saved_tensor_hooks() -> bool:
-    """Whether this thread's operations hand the tensors that they save for the backward pass to hooks."""
+def unpack_hook() -> Callable[..., Any] | None:
+    """What gives back the tensors that this thread's operations save for the backward pass; None where torch keeps them.
+
+    It lives as long as one of these may be asked for: graphs hold it.
+    """
     import torch
 
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[1]
 
 
 @contextlib.contextmanager
