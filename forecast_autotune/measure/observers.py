@@ -19,13 +19,28 @@ def unpack_hook() -> Callable[..., Any] | None:
 
 
 @contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Have `torch.jit.trace` look away: it records nothing, and sizes are numbers, which are tensors to it."""
+    import torch
+
+    if (tracer := torch._C._get_tracing_state()) is None:
+        yield
+        return
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(tracer)
+
+
+@contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Put aside this thread's dispatch modes and saved-tensor hooks; what is entered meanwhile counts."""
+    """Put aside this thread's tracer, dispatch modes and saved-tensor hooks; what is entered meanwhile counts."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     autograd = torch._C._autograd
-    with contextlib.ExitStack() as way_out:
+    with unrecorded(), contextlib.ExitStack() as way_out:
         while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
             autograd._pop_saved_tensors_default_hooks()
             way_out.callback(autograd._push_saved_tensors_default_hooks, *hooks)

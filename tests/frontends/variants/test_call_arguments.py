@@ -515,6 +515,39 @@ def test_a_tuned_method_and_a_tuned_attribute_are_compiled() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.parametrize("key", [None, "x", lambda x, scale: int(x.shape[0])])
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_torch_records_the_variant_that_is_decided(key: Any, is_decided: bool) -> None:
+    def lazily(x: Any, scale: float = 2.0) -> Any:
+        time.sleep(LAZY_S)
+        return (x * scale).relu()
+
+    def quickly(x: Any, scale: float = 2.0) -> Any:
+        return torch.clamp(x * scale, min=0)
+
+    tuned, x = fa.variants([lazily, quickly], key=key), torch.ones(8)
+    if is_decided:
+        tuned(x)
+    recorded = torch.jit.trace(lambda x: tuned(x), x, check_trace=False)
+    assert "clamp" in recorded.code
+    assert "relu" not in recorded.code
+    assert chosen(tuned) == ["quickly"]
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+def test_torch_records_the_default_of_what_has_no_key() -> None:
+    tuned = fa.variants([lambda x, odd: x.sin(), lambda x, odd: torch.sin(x).relu()], check=None)
+    with pytest.warns(TuningWarning, match="runs its default"):
+        recorded = torch.jit.trace(lambda x: tuned(x, Odd()), torch.ones(8), check_trace=False)
+    assert "relu" not in recorded.code
+    assert not tuned.decisions
+
+
+class Odd:
+    """Nothing that a key can hold."""
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_method_of_a_class_breaks_the_graph_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     class Doubles:
