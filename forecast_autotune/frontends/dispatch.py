@@ -27,7 +27,7 @@ from ..core.signal_handlers import raised_by_signal_handler
 from ..core.text import shown
 from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
-from ..measure.observers import has_saved_tensor_hooks, unobserved
+from ..measure.observers import unobserved, unpack_hook
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Store, Surrogate
 from ..remote.fleet_store import open_store
@@ -222,7 +222,7 @@ class Dispatcher:
         how = self.request()
         if unmeasured:
             how = replace(how, budget=NOTHING, unmeasured=unmeasured)
-        if has_saved_tensor_hooks():
+        if unpack_hook() is not None:
             how = replace(how, learns=None)
         began = time.perf_counter()
         provisional = Provisional(why=unmeasured) if unmeasured else None

@@ -47,6 +47,11 @@ class Entry:
     fallback: tuple[Any, Config] | None = None
     learning: Learning | None = None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether all calls of the key run its launcher, from now on."""
+        return self.provisional is None and self.fallback is None
+
     def end_learning(self) -> None:
         """Learn no more from its calls: it leaves the table."""
         if self.learning is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from ..core.decision import Decision
@@ -12,6 +13,7 @@ from ..core.signal_handlers import raised_by_signal_handler
 from ..core.user_warnings import warn_user
 from ..core.workload import Program, Work
 from ..errors import InvalidInputError, TuningWarning
+from ..measure.observers import unpack_hook, unrecorded
 from ..measure.process_state import is_only_thread
 from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
@@ -31,6 +33,7 @@ from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_
 from .learnable_callable import current_stream
 from .online.learning import Learning
 from .reached import ReachedByCalls
+from .repeated_calls import RepeatedCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,8 @@ class TunedCallable:
     def __init__(
         self, door: FrontDoor, *, name: str, full_name: str, key: Any, names: Sequence[str] | None, **options: Any
     ) -> None:
+        from torch._C import _is_tracing
+
         self.dispatcher = Dispatcher(door, **options)
         self.name, self.full_name = name, full_name
         self._door, self.names = door, names
@@ -111,6 +116,9 @@ class TunedCallable:
         self._reached = ReachedByCalls(self.callables)
         self._state = make_state_function(self._reached)
         self._find = self.dispatcher.table.get
+        self._repeated = RepeatedCalls(self.dispatcher.table)
+        self._kept = self._repeated.kept
+        self._is_traced = _is_tracing  # by torch.jit.trace
         self._state_refs: list[weakref.ref[Any]] | None = None
         self._untuned_noted = False
 
@@ -154,32 +162,61 @@ class TunedCallable:
 
     def _make_call(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call under the decision for its key. A hit makes the key, looks it up and calls."""
+        if self._is_traced():
+            return self._make_traced_call(values, args, kwargs)
         try:
             key = (self._state(values), self._key(*values))
             entry = self._find(key)
         except Exception as err:
-            if not isinstance(err, NoKeyError) and raised_by_signal_handler(err):
-                raise
             key, entry = self._key_without_state(values, err), None  # type: ignore[assignment]
-        if entry is None or entry.provisional is not None or entry.fallback is not None:
+        if entry is None or entry.provisional is not None or entry.fallback is not None or self._kept:
             return self._miss(key, values, args, kwargs)
         return entry.launcher.call(*args, **kwargs)
 
     def _miss(self, key: Any, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if key is None or key[0] is None:  # under a transform
-            call = Call(state=state_without_data((), _NOTHING), values=values, args=args, kwargs=kwargs)
-            return untraced(self._door.default)(call).call(*args, **kwargs)
+            return self._default(values, args, kwargs).call(*args, **kwargs)
         call = Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs)
         entry = self.dispatcher.table.get(key)
         if entry is None:
             key = without_nan(key)
             entry = self.dispatcher.table.get(key)
-        if entry is None or entry.learning is None:
-            entry = self.dispatcher.entry(key, call)
+        if (hook := unpack_hook()) is not None:
+            entry = self._repeated.entry(key, hook, partial(self._decided, key, call))
+        else:
+            if self._kept:
+                self._repeated.forget()
+            if entry is None or (entry.learning is None and entry.provisional is not None):
+                entry = self.dispatcher.entry(key, call)
         if (learning := entry.learning) is not None:
             return self._call_in_turn(key, entry, learning, call)
         del call
         return self.dispatcher.run(key, entry, args, kwargs)
+
+    def _make_traced_call(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call that `torch.jit.trace` records, under the decision for its key."""
+        with unrecorded():
+            try:
+                key: Any = without_nan((self._state(values), self._key(*values)))
+                hash(key)
+            except Exception as err:
+                key = self._key_without_state(values, err)
+            if key is None or key[0] is None:
+                entry = Entry(launcher=self._default(values, args, kwargs), measured=False)
+            else:
+                entry = self._decided(key, Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs))
+        return self.dispatcher.run(key, entry, args, kwargs)
+
+    def _default(self, values: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The launcher of a call without a key."""
+        call = Call(state=state_without_data((), _NOTHING), values=values, args=args, kwargs=kwargs)
+        return untraced(self._door.default)(call)
+
+    def _decided(self, key: Any, call: Call) -> Entry:
+        entry = self.dispatcher.entry(key, call)
+        if entry.learning is not None and entry.learning.calls.over:
+            self.dispatcher.settle(entry)
+        return entry
 
     def _call_in_turn(self, key: Any, entry: Entry, learning: Learning, call: Call) -> Any:
         """Make a call of a key that is being learned: under the best known config, or a candidate that is tried."""
@@ -231,8 +268,10 @@ class TunedCallable:
 
         Raises:
             InvalidInputError: what a callable `key=` returned cannot be looked up.
-            Exception: what it raised.
+            Exception: what it raised, or a handler of a signal.
         """
+        if not isinstance(err, NoKeyError) and raised_by_signal_handler(err):
+            raise err
         if hold_no_data(values):
             try:
                 key = (state_without_data(values, self._reached), self._key(*values))

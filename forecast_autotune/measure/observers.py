@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 
-def has_saved_tensor_hooks() -> bool:
-    """Whether this thread's operations hand the tensors that they save for the backward pass to hooks."""
+def unpack_hook() -> Callable[..., Any] | None:
+    """What gives back the tensors that this thread's operations save for the backward pass; None where torch keeps them.
+
+    It lives as long as one of these may be asked for: graphs hold it.
+    """
     import torch
 
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[1]
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Have `torch.jit.trace` look away: it records nothing, and sizes are numbers, which are tensors to it."""
+    import torch
+
+    if (tracer := torch._C._get_tracing_state()) is None:
+        yield
+        return
+    torch._C._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(tracer)
 
 
 @contextlib.contextmanager
 def unobserved() -> Iterator[None]:
-    """Put aside this thread's dispatch modes and saved-tensor hooks; what is entered meanwhile counts."""
+    """Put aside this thread's tracer, dispatch modes and saved-tensor hooks; what is entered meanwhile counts."""
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     autograd = torch._C._autograd
-    with contextlib.ExitStack() as way_out:
+    with unrecorded(), contextlib.ExitStack() as way_out:
         while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
             autograd._pop_saved_tensors_default_hooks()
             way_out.callback(autograd._push_saved_tensors_default_hooks, *hooks)

@@ -15,7 +15,7 @@ from ...core.signal_handlers import raised_by_signal_handler
 from ...errors import AutotuneError
 from ...measure.base import of_memory, raised
 from ...measure.call_turns import Turn
-from ...measure.observers import has_saved_tensor_hooks, unobserved
+from ...measure.observers import unobserved, unpack_hook
 from ...measure.real_calls import RealCalls
 from ...protocols import Compiler, Store
 from ..tuning_lock import tuning_lock
@@ -109,7 +109,7 @@ class Learning:
         """
         self.called_at = time.monotonic()
         try:
-            built = self._is_built_for(call) and not has_saved_tensor_hooks()
+            built = self._is_built_for(call) and unpack_hook() is None
         except Exception:  # the launch will raise it, too
             log.debug("a call is not looked into", exc_info=True)
             built = False

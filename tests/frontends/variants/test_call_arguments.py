@@ -211,7 +211,7 @@ class Adapter(torch.nn.Module):
         return self.base(x) * self.scale
 
 
-def test_weights_that_are_replaced_or_added_after_a_call_are_found() -> None:
+def test_a_module_that_is_replaced_after_a_call_is_found() -> None:
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -229,7 +229,40 @@ def test_weights_that_are_replaced_or_added_after_a_call_are_found() -> None:
     assert not net.tuned(x).requires_grad
     net.layer = Adapter(net.layer)
     assert net.tuned(x).requires_grad
-    held = {"w": torch.ones(8)}
+
+
+@pytest.mark.parametrize("how", ["the first child", "the first parameter", "a parametrization"])
+def test_what_a_module_is_given_first_after_a_call_is_found(how: str) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.adapters, self.scale = torch.nn.Linear(8, 8), torch.nn.ModuleDict(), 1.0
+            self.tuned = fa.variants([self.lazily, self.detached])
+
+        def adapted(self, x: Any) -> Any:
+            return sum((each(x) for each in self.adapters.values()), self.layer(x)) * self.scale
+
+        def lazily(self, x: Any) -> Any:
+            time.sleep(LAZY_S)
+            return self.adapted(x)
+
+        def detached(self, x: Any) -> Any:
+            return self.adapted(x).detach()
+
+    net, x = Net().requires_grad_(requires_grad=False), torch.ones(2, 8)
+    assert not net.tuned(x).requires_grad
+    if how == "the first child":
+        net.adapters["low_rank"] = torch.nn.Linear(8, 8)
+    elif how == "the first parameter":
+        del net.scale
+        net.scale = torch.nn.Parameter(torch.ones(8))
+    else:
+        torch.nn.utils.parametrize.register_parametrization(net.layer, "weight", Adapter(torch.nn.Identity()))
+    assert net.tuned(x).requires_grad
+
+
+def test_a_weight_that_is_replaced_is_found() -> None:
+    held, x = {"w": torch.ones(8)}, torch.ones(2, 8)
     tuned = fa.variants([lambda x: time.sleep(LAZY_S) or x * held["w"], lambda x: x * held["w"].detach()])
     for follows in (False, True, True):
         held["w"] = torch.ones(8, requires_grad=follows)
@@ -480,6 +513,39 @@ def test_a_tuned_method_and_a_tuned_attribute_are_compiled() -> None:
     compiled = torch.compile(lambda x: scales.tuned(x) + 1, backend="eager", fullgraph=True)
     assert compiled(x).tolist() == [2] * 8
     torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+@pytest.mark.parametrize("key", [None, "x", lambda x, scale: int(x.shape[0])])
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_torch_records_the_variant_that_is_decided(key: Any, is_decided: bool) -> None:
+    def lazily(x: Any, scale: float = 2.0) -> Any:
+        time.sleep(LAZY_S)
+        return (x * scale).relu()
+
+    def quickly(x: Any, scale: float = 2.0) -> Any:
+        return torch.clamp(x * scale, min=0)
+
+    tuned, x = fa.variants([lazily, quickly], key=key), torch.ones(8)
+    if is_decided:
+        tuned(x)
+    recorded = torch.jit.trace(lambda x: tuned(x), x, check_trace=False)
+    assert "clamp" in recorded.code
+    assert "relu" not in recorded.code
+    assert chosen(tuned) == ["quickly"]
+
+
+@pytest.mark.filterwarnings("ignore:.*jit.*:DeprecationWarning")
+def test_torch_records_the_default_of_what_has_no_key() -> None:
+    tuned = fa.variants([lambda x, odd: x.sin(), lambda x, odd: torch.sin(x).relu()], check=None)
+    with pytest.warns(TuningWarning, match="runs its default"):
+        recorded = torch.jit.trace(lambda x: tuned(x, Odd()), torch.ones(8), check_trace=False)
+    assert "relu" not in recorded.code
+    assert not tuned.decisions
+
+
+class Odd:
+    """Nothing that a key can hold."""
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

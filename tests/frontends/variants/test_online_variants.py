@@ -318,3 +318,27 @@ def test_a_call_whose_saved_tensors_are_kept_by_hooks_tries_no_candidate() -> No
     assert entry.learning.teaches(tuned._call_of((other,), {}, (other,)))
     with keeping_what_is_saved():
         assert not entry.learning.teaches(tuned._call_of((other,), {}, (other,)))
+
+
+def test_what_is_decided_between_a_checkpoints_passes_holds_from_the_next_step_on() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    ran: list[str] = []
+
+    def saves_more(x: Any) -> Any:
+        ran.append("saves_more")
+        time.sleep(SLOW_S)
+        return x * torch.sigmoid(x)
+
+    def saves_less(x: Any) -> Any:
+        ran.append("saves_less")
+        return torch.nn.functional.silu(x)
+
+    tuned, x = fa.variants([saves_more, saves_less], key="x", mode="online"), torch.ones(8, requires_grad=True)
+    tuned(x)
+    result = checkpoint(tuned, x, use_reentrant=False)
+    assert call_until_decided(tuned, lambda: tuned(x)).config["variant"] == "saves_less"
+    ran.clear()
+    result.sum().backward()
+    checkpoint(tuned, x, use_reentrant=False).sum().backward()
+    assert ran == ["saves_more", "saves_less", "saves_less"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -26,6 +27,7 @@ from forecast_autotune.cli import main
 from forecast_autotune.compilers import triton_launches
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
 from forecast_autotune.frontends import tuned_callable
+from forecast_autotune.frontends.tuning_lock import tuning_lock
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.in_process import InProcess
 from forecast_autotune.surrogates.language_model import LanguageModelSurrogate
@@ -371,7 +373,10 @@ def test_a_second_process_recalls_times_the_first_took_of_the_same_source(tmp_pa
 
 
 @pytest.mark.parametrize(("check", "how"), [("allclose", ": it does not run"), (None, " and which does not run")])
-def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default(check: str | None, how: str) -> None:
+@pytest.mark.parametrize("under", [contextlib.nullcontext, torch.autograd.graph.save_on_cpu])
+def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default(
+    check: str | None, how: str, under: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
     broken = threading.Event()  # state, where the items of a list would be taken for a part of the code
 
     def fragile(x: Any) -> Any:
@@ -383,7 +388,9 @@ def test_a_recalled_variant_that_fails_to_run_gives_way_to_the_default(check: st
     double = fa.variants([lazy, fragile], check=check)  # as a new process would
     broken.set()
     not_run = f"runs its first config, not variant=fragile, which was recalled{how}: RuntimeError: out of mem"
-    with pytest.warns(TuningWarning, match=not_run):
+    with under():
+        with pytest.warns(TuningWarning, match=not_run):
+            assert torch.equal(double(X), 2 * X)
         assert torch.equal(double(X), 2 * X)
     assert torch.equal(double(X), 2 * X)
     assert (chosen(double), only_decision(double).basis) == ({"variant": "lazy"}, "default")
@@ -939,3 +946,44 @@ def test_the_first_step_of_a_checkpointed_block_is_tuned() -> None:
         gradients.append(w.grad)
     assert only_decision(function).measured == 2
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_both_passes_of_a_checkpointed_block_run_one_variant() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    w = torch.randn(64, 64, requires_grad=True)
+    ran: list[str] = []
+
+    def saves_more(x: Any) -> Any:
+        ran.append("saves_more")
+        time.sleep(LAZY_S)
+        return (x @ w) * torch.sigmoid(x @ w)
+
+    def saves_less(x: Any) -> Any:
+        ran.append("saves_less")
+        return torch.nn.functional.silu(x @ w)
+
+    function = fa.variants([saves_more, saves_less], name="repeated", key="x", budget="all")
+    measures, over = threading.Event(), threading.Event()
+
+    def measure_another() -> None:
+        with tuning_lock.held(), tuning_lock.slow(True):
+            measures.set()
+            over.wait(60)
+
+    other = threading.Thread(target=measure_another)
+    other.start()
+    assert measures.wait(60)
+    result = checkpoint(function, X, use_reentrant=False)
+    over.set()
+    other.join(60)
+    function(X)
+    assert chosen(function) == {"variant": "saves_less"}
+    ran.clear()
+    function(X)
+    checkpoint(function, X, use_reentrant=False)
+    result.sum().backward()
+    assert ran == ["saves_less", "saves_more", "saves_more"], "the graph still needs what its first call ran"
+    ran.clear()
+    checkpoint(function, X, use_reentrant=False).sum().backward()
+    assert ran == ["saves_less"] * 2
