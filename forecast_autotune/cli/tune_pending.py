@@ -15,6 +15,8 @@ from .output import print_json, say
 from .pending import where
 from .run import add_program_arguments, command_of
 
+_NOTHING_PENDING = {"pending": 0, "settled": 0, "new": 0, "exit_code": None}
+
 if TYPE_CHECKING:
     from ..store.queries import StoreFile
     from ..store.rows import Pending
@@ -53,14 +55,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dir is not None:
         changes["FORECAST_AUTOTUNE_DIR"] = str(arguments.dir.absolute())
     store = store_of(arguments)
-    if is_missing(store, {} if arguments.json else None):
+    if is_missing(store, _NOTHING_PENDING if arguments.json else None):
         return NOTHING
     before = store.pending()
     if not before:
         warn_unreadable(store)
         say("no key is pending: there is nothing to tune, and the program is not run")
         if arguments.json:
-            print_json({"pending": 0, "settled": 0, "new": 0, "exit_code": None})
+            print_json(_NOTHING_PENDING)
         return OK
     compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
     changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"

@@ -148,7 +148,7 @@ class CppCompiler:
             try:
                 with core_slots().held(given_up=abandoned.is_set):
                     if not abandoned.is_set():
-                        began[config] = time.perf_counter()
+                        began[config] = self._pausing.clock()
                         done.put((config, self._build(config, slot, abandoned)))
             except BaseException as err:  # handed over, or whoever waits for this build would wait for ever
                 done.put((config, err))
@@ -157,7 +157,7 @@ class CppCompiler:
 
         def waited_s() -> float:
             since = list(began.values())
-            return time.perf_counter() - max(since) if len(since) == building else 0.0
+            return self._pausing.clock() - max(since) if len(since) == building else 0.0
 
         with ThreadPoolExecutor(self.workers, thread_name_prefix="forecast_autotune_build") as pool:
             try:

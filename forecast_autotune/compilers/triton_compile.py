@@ -163,7 +163,7 @@ class SourceCompiler:
         """Wait until something is compiled, as long as the caller's patience lasts; whether anything was."""
         ended: list[Compiling] = []
         while compiling and not ended:
-            limit_s = patience_s(_waited_s(compiling))
+            limit_s = patience_s(_waited_s(compiling, self.pool.clock()))
             wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
             ended = [each for each in compiling if each.done()]
             if not limit_s:
@@ -257,9 +257,8 @@ class SourceCompiler:
 _warned = False
 
 
-def _waited_s(compiling: Iterable[Compiling]) -> float:
+def _waited_s(compiling: Iterable[Compiling], now: float) -> float:
     """For how long workers have been at all of these, in seconds; 0 while one waits."""
-    now = time.perf_counter()
     return min(0.0 if each.begun is None else now - each.begun for each in compiling)
 
 

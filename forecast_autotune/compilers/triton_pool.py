@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class Compiling(Future["Built"]):
     """A compile that waits for a worker, or that one is at."""
 
     begun: float | None = None
-    """When a worker took it, by `time.perf_counter`; None as long as it waits for one, for a core, or for a pause to end."""
+    """When a worker took it, by its pool's clock; None as long as it waits for one, for a core, or for a pause to end."""
 
     abandoned = False
     """Nobody waits for it any more."""
@@ -129,6 +129,10 @@ class WorkerPool:
     def paused(self) -> AbstractContextManager[None]:
         """Stop every compile, its tools included, for as long as something is timed that must not be disturbed."""
         return self._pausing.paused()
+
+    def clock(self) -> float:
+        """Seconds since any moment, of which workers could run: no pauses count."""
+        return self._pausing.clock()
 
     def processes(self) -> tuple[int, ...]:
         """Process ids of the workers that live."""
@@ -224,7 +228,7 @@ class WorkerPool:
         if self.closed:
             raise WorkersUnavailableError(_CLOSED)
         try:
-            compiler = _Compiler(self._server, setup, self._nice)
+            compiler = _Compiler(self._server, setup, self._nice, self.clock)
         except WorkersUnavailableError as err:
             self._unavailable = self._unavailable or str(err)
             raise
@@ -247,8 +251,9 @@ class WorkerPool:
 class _Compiler:
     """A worker that compiles one task after another, and its log."""
 
-    def __init__(self, server: ForkServer, setup: Setup, nice: int) -> None:
+    def __init__(self, server: ForkServer, setup: Setup, nice: int, clock: Callable[[], float]) -> None:
         self.setup = setup
+        self._clock = clock
         self.future: Compiling | None = None  # of what it compiles now
         self._log = memory_file(0, "forecast_autotune_log")
         try:
@@ -274,7 +279,7 @@ class _Compiler:
             return Built(cost_s=0.0, error="it was abandoned")
         began = time.perf_counter()
         try:
-            job.future.begun = began
+            job.future.begun = self._clock()
             self.worker.send(job.task)
             return Built.from_json(self.worker.receive(job.timeout_s), job.target)
         except WorkerTimeoutError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
 
 from .key_table import Entry, KeyTable
@@ -39,12 +40,16 @@ class RepeatedCalls:
     def entry(self, key: Hashable, hook: Callable[..., Any], decided: Callable[[], Entry]) -> Entry:
         """The entry for a call under hooks, without learning.
 
+        A hook that is a plain function knows no call: none is made again for it, and it lives as long as its module.
+
         Args:
             hook: gives back what the call saves; torch holds it for as long as that may be asked for.
             decided: gives the entry that the call would run without hooks.
         """
         if (entry := self._known(key, hook)) is not None:
             return entry
+        if _is_plain(hook):
+            return decided()
         entry = decided()
         with self._table.lock:  # under which entries change
             if (known := self._known(key, hook)) is not None:  # of another thread, which ran the default meanwhile
@@ -60,7 +65,8 @@ class RepeatedCalls:
             self.forget()
             if (kept := self.kept.get(key)) is None:
                 return None
-            kept.add(hook)
+            if not _is_plain(hook):
+                kept.add(hook)
             return kept.entry
 
     def forget(self) -> None:
@@ -68,3 +74,7 @@ class RepeatedCalls:
         with self._table.lock:
             for key in [key for key, kept in self.kept.items() if not kept.hooks]:
                 del self.kept[key]
+
+
+def _is_plain(hook: Callable[..., Any]) -> bool:
+    return isinstance(hook, FunctionType) and hook.__closure__ is None

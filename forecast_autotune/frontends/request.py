@@ -119,5 +119,5 @@ def may_learn(settings: Settings) -> bool:
 
 
 def takes_time(how: Request) -> bool:
-    """Whether deciding may take long: it measures, or asks a language model."""
-    return how.surrogate.asks_model or how.budget.measures
+    """Whether deciding may take long: it measures, or asks a language model. Of mode strict nobody may run the default."""
+    return how.settings.mode != "strict" and (how.surrogate.asks_model or how.budget.measures)

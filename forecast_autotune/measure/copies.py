@@ -162,7 +162,6 @@ class CopiedArguments(Buffers):
                     run()
             finally:
                 self.put_back()
-                self.slots.put_back()
 
     def _note_write(self, tensor: torch.Tensor) -> None:
         if kind_without_copy(tensor) is None and (buffers := self._state_in.get(_key(tensor))):
@@ -195,7 +194,6 @@ class CopiedArguments(Buffers):
     def release(self) -> None:
         """Leave the caller's own memory as it was, and hold on to nothing."""
         self.put_back()
-        self.slots.put_back()
         self.slots = Slots()
         self._given = (), {}
         self.buffers, self._buffer_of, self._state_in = [], {}, {}

@@ -361,7 +361,7 @@ class InProcess(BaseMeasurer):
             arguments.put_back()
             raise
         finally:
-            arguments.slots.put_back()
+            arguments.slots.restore()
         if spoiled:  # what else it wrote, the copy that is put back included, nobody knows
             arguments.release()
             self._arguments = None

@@ -1,4 +1,4 @@
-"""What objects hold in their slots: noted before candidates run, and put back where a run has rebound it."""
+"""What objects hold in their slots: noted before candidates run, and put back where each run rebinds a tensor."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = (
     100_000  # entries of a container that may change: a larger one is a table, and each look at it takes milliseconds
@@ -22,10 +23,16 @@ _NOTHING = object()  # in a slot that is empty
 
 
 class _Holder(ABC):
-    """One object with slots, which keys tell apart."""
+    """One object with slots, which keys tell apart.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        whole: whether all that candidates rebind in it is state, whatever it is.
+        compared: whether what candidates leave in it is a part of their outputs.
+    """
+
+    def __init__(self, name: str, *, whole: bool = False, compared: bool = False) -> None:
         self.name = name
+        self.whole, self.compared = whole, compared
 
     @property
     @abstractmethod
@@ -37,12 +44,29 @@ class _Holder(ABC):
         """The slots that hold something else now than they did."""
 
     @abstractmethod
+    def before(self, key: Hashable) -> Any:
+        """What a slot held."""
+
+    @abstractmethod
     def value(self, key: Hashable) -> Any:
         """What a slot holds now; of a list, all of it."""
 
     @abstractmethod
     def put_back(self, keys: Sequence[Hashable]) -> None:
         """Have slots hold what they did."""
+
+    def note_own(self, key: Hashable, is_own: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether a slot holds a tensor that a candidate has made."""
+        return any(is_own(tensor) for _, tensor in self.left(key))
+
+    def holds_tensors(self, key: Hashable) -> bool:
+        """Whether a slot holds tensors, or did."""
+        both = (self.value(key), self.before(key))
+        return any(True for value in both for _ in _tensors("", value, _DEPTH))
+
+    def is_number(self, key: Hashable) -> bool:
+        """Whether a slot held a number, and holds one: a position, say."""
+        return type(self.value(key)) in _NUMBERS and type(self.before(key)) in _NUMBERS
 
     def left(self, key: Hashable) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors in what a slot holds now, by name."""
@@ -52,12 +76,11 @@ class _Holder(ABC):
 class _Entries(_Holder):
     """A dict: of an object's attributes, or any other."""
 
-    def __init__(self, name: str, held: dict[Any, Any]) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, held: dict[Any, Any], *, whole: bool, compared: bool) -> None:
+        super().__init__(name, whole=whole, compared=compared)
         self._held = held
-        self._kind: Any = (
-            OrderedDict if isinstance(held, OrderedDict) else dict
-        )  # whose order is kept beside the entries
+        # An ordered one keeps its order beside its entries.
+        self._kind: Any = OrderedDict if isinstance(held, OrderedDict) else dict
         self._before = dict.copy(held)
 
     @property
@@ -67,12 +90,16 @@ class _Entries(_Holder):
     def rebound(self) -> Sequence[Hashable]:
         held, before = self._held, self._before
         try:
-            if len(held) == len(before) and _identical(dict.values(held), before.values()) and _identical(held, before):
+            unchanged = len(held) == len(before) and _identical(dict.values(held), before.values())
+            if unchanged and _identical(dict.keys(held), before):
                 return ()
         except RuntimeError:  # another thread changes it
             pass
         now = dict.copy(held)
         return [k for k in {**before, **now} if not _same(now.get(k, _NOTHING), before.get(k, _NOTHING))]
+
+    def before(self, key: Hashable) -> Any:
+        return self._before.get(key, _NOTHING)
 
     def value(self, key: Hashable) -> Any:
         return dict.get(self._held, key, _NOTHING)
@@ -83,17 +110,17 @@ class _Entries(_Holder):
                 self._kind.__setitem__(self._held, key, self._before[key])
             else:
                 self._kind.pop(self._held, key, None)
-        if not _in_order(self._held, self._before):
+        if not _in_order(dict.copy(self._held), self._before):
             for key in self._before:
-                if key in self._held:
+                if dict.__contains__(self._held, key):
                     self._kind.__setitem__(self._held, key, self._kind.pop(self._held, key))
 
 
 class _Items(_Holder):
-    """A list, a deque or a set, which is one slot."""
+    """A list, a deque or a set, which is one slot; what is added to it and holds no tensor stays."""
 
-    def __init__(self, name: str, held: Any) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, held: Any, *, whole: bool) -> None:
+        super().__init__(name, whole=whole)
         self._held = held
         self._kind: Any = next(kind for kind in (list, deque, set) if isinstance(held, kind))
         self._before = self._items()
@@ -114,13 +141,22 @@ class _Items(_Holder):
                 return ()
         return (None,)
 
+    def before(self, key: Hashable) -> Any:  # noqa: ARG002
+        return self._before
+
     def value(self, key: Hashable) -> Any:  # noqa: ARG002
         return self._items()
 
     def put_back(self, keys: Sequence[Hashable]) -> None:
-        if keys:
+        if not keys:
+            return
+        known = {id(value) for value in self._before}
+        others = [v for v in self._items() if id(v) not in known and not any(True for _ in _tensors("", v, _DEPTH))]
+        if self._kind is list:
+            list.__setitem__(self._held, slice(None), [*self._before, *others])
+        else:
             self._kind.clear(self._held)
-            (self._kind.update if self._kind is set else self._kind.extend)(self._held, self._before)
+            (self._kind.update if self._kind is set else self._kind.extend)(self._held, [*self._before, *others])
 
     def left(self, key: Hashable) -> Iterator[tuple[str, torch.Tensor]]:
         pairs = itertools.zip_longest(self._before, self.value(key), fillvalue=_NOTHING)
@@ -142,6 +178,9 @@ class _Variables(_Holder):
 
     def rebound(self) -> Sequence[Hashable]:
         return [name for name, before in self._before.items() if not _same(self.value(name), before)]
+
+    def before(self, key: Any) -> Any:
+        return self._before[key]
 
     def put_back(self, keys: Sequence[Any]) -> None:
         for name in keys:
@@ -218,8 +257,9 @@ _Slot = tuple[_Holder, Hashable]
 class Slots:
     """The slots that candidates reach, with what they held.
 
-    Those that are state, which each call rebinds or on which what a call produces depends, are put back before every run.
-    The others, such as a table that the first call makes, stay as a candidate has left them until the next is tried.
+    State are those that hold tensors, where each call rebinds them or what a call produces depends on them, and numbers
+    beside them that each call changes, such as a position. State is put back before every run. All others stay as
+    candidates leave them: tables that the first call makes, flags that say that it did, files and handles.
     """
 
     def __init__(self) -> None:
@@ -237,15 +277,15 @@ class Slots:
         """Whether a run leaves slots that the next must not start from."""
         return bool(self._state)
 
-    def note_entries(self, name: str, held: Any) -> None:
+    def note_entries(self, name: str, held: Any, *, whole: bool = False, compared: bool = False) -> None:
         """Note a dict, unless it is a large table."""
         if isinstance(held, dict) and len(held) <= _MOST:
-            self._holders.append(_Entries(name, held))
+            self._holders.append(_Entries(name, held, whole=whole, compared=compared))
 
-    def note_items(self, name: str, held: Any) -> None:
+    def note_items(self, name: str, held: Any, *, whole: bool = False) -> None:
         """Note a list, a deque or a set, unless it is a large table."""
         if len(held) <= _MOST:
-            self._holders.append(_Items(name, held))
+            self._holders.append(_Items(name, held, whole=whole))
 
     def note_globals(self, names: Sequence[str], held: dict[str, Any]) -> None:
         """Note variables of a module, there or not."""
@@ -265,43 +305,41 @@ class Slots:
 
     def note_own(self, is_own: Callable[[torch.Tensor], bool]) -> None:
         """After a run: those slots are a candidate's that hold a tensor now which it has made."""
-        if self._own is not None:
-            self._own.update(slot for slot in self._changed() if any(is_own(t) for _, t in slot[0].left(slot[1])))
+        if self._own is None:
+            return
+        changed = list(self._changed())
+        self._own.update((holder, key) for holder, key in changed if holder.note_own(key, is_own))
+        holders = {holder for holder, _ in self._own}
+        self._own.update((holder, key) for holder, key in changed if holder in holders and holder.is_number(key))
 
     def rebound(self) -> dict[_Slot, Any]:
         """The slots that candidates have rebound, with what they hold now."""
         return {(h, k): h.value(k) for h, k in self._changed() if self._own is None or (h, k) in self._own}
 
-    def note_state(self, slots: Mapping[_Slot, Any]) -> None:
-        """Those are state in which something else is by now."""
-        for slot, value in self.rebound().items():
-            if not _same(value, slots.get(slot, _NOTHING)):
-                self._state[slot] = None
+    def note_state(self, first: Mapping[_Slot, Any]) -> None:
+        """After a second run: those are state that it has rebound, too, after the first left this in them."""
+        again = [slot for slot, v in self.rebound().items() if slot[0].whole or not _same(v, first.get(slot, _NOTHING))]
+        state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
+        holders = {holder for holder, _ in state}
+        state += [(holder, key) for holder, key in again if holder in holders and holder.is_number(key)]
+        self._state.update(dict.fromkeys(state))
 
     def left(self) -> list[tuple[str, torch.Tensor]]:
-        """The tensors that a run has put in slots that are state, by name."""
+        """The tensors that a run has put in modules' buffers that are state, by name."""
         rebound = self.rebound() if self._state else {}
-        return [pair for slot in self._state if slot in rebound for pair in slot[0].left(slot[1])]
+        return [pair for slot in self._state if slot[0].compared and slot in rebound for pair in slot[0].left(slot[1])]
 
     def restore(self) -> None:
         """Put back those that are state."""
         if self._state:
-            _put_back(self._state)
-
-    def put_back(self) -> None:
-        """Put back all that candidates have rebound."""
-        _put_back(self.rebound())
+            keys: dict[_Holder, list[Hashable]] = {}
+            for holder, key in self._state:
+                keys.setdefault(holder, []).append(key)
+            for holder, of_it in keys.items():
+                holder.put_back(of_it)
 
     def _changed(self) -> Iterator[_Slot]:
         return ((holder, key) for holder in self._holders for key in holder.rebound())
-
-
-def _put_back(slots: Mapping[_Slot, Any]) -> None:
-    keys: dict[_Holder, list[Hashable]] = {}
-    for holder, key in slots:
-        keys.setdefault(holder, []).append(key)
-    for holder, of_it in keys.items():
-        holder.put_back(of_it)
 
 
 def _identical(a: Any, b: Any) -> bool:

@@ -126,13 +126,13 @@ def _reached(
 
     kinds = (torch.nn.Module, torch.Tensor, torch.Generator)
     seen: set[int] = set()
-    waiting: deque[tuple[str, Any, Slots | None]] = deque()
+    waiting: deque[tuple[str, Any, Slots | None, bool]] = deque()
     for value in values:
         with _whatever_it_raises():
-            waiting.append((_name(value), value, slots))
+            waiting.append((_name(value), value, slots, False))
     held = []  # so that no identity is given away
     while waiting:
-        name, value, noted_in = waiting.popleft()
+        name, value, noted_in, whole = waiting.popleft()
         if id(value) in seen or (not optimizers and _is_optimizer(type(value))):
             continue
         if len(seen) == _MOST:
@@ -145,11 +145,12 @@ def _reached(
         with _whatever_it_raises():
             if _package(type(value)) in _SLOTS_OF_THEIR_OWN:
                 noted_in = None
+            whole = whole or _is_optimizer(type(value))
             if noted_in is not None:
-                _note_slots(name, value, noted_in)
+                _note_slots(name, value, noted_in, whole=whole)
             for inner, part in _parts(name, value):
                 if type(part) not in PLAIN and id(part) not in seen:
-                    waiting.append((inner, part, noted_in))
+                    waiting.append((inner, part, noted_in, whole))
 
 
 @contextlib.contextmanager
@@ -194,23 +195,23 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _attributes(name, value)
 
 
-def _note_slots(name: str, value: Any, slots: Slots) -> None:
-    """Note the slots of one object."""
+def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
+    """Note the slots of one object; `whole`: an optimizer's, or of what it holds."""
     import torch
 
     kind = type(value)
     if issubclass(kind, dict):
-        slots.note_entries(name, value)
+        slots.note_entries(name, value, whole=whole)
     elif issubclass(kind, (list, set, deque)):
-        slots.note_items(name, value)
+        slots.note_items(name, value, whole=whole)
     elif issubclass(kind, types.FunctionType):
         if _package(value) not in _OTHERS:
             _note_variables(name, value, slots)
     elif issubclass(kind, torch.nn.Module) or _has_attributes(kind):
-        slots.note_entries(name, getattr(value, "__dict__", None))
+        slots.note_entries(name, getattr(value, "__dict__", None), whole=whole)
         if issubclass(kind, torch.nn.Module):
             for held in _OF_MODULES:
-                slots.note_entries(name, getattr(value, held))
+                slots.note_entries(name, getattr(value, held), compared=held == "_buffers")
         if members := {key: m for base in kind.__mro__ if _package(base) not in _OTHERS for key, m in _members(base)}:
             slots.note_members(name, value, members)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,8 @@ class Pausing:
         self._lock = threading.Lock()
         self._workers: set[Worker] = set()
         self._pauses = 0
+        self._paused_s = 0.0  # in all pauses that are over
+        self._paused_at: float | None = None
         self._may_run = threading.Event()
         self._may_run.set()
 
@@ -25,6 +28,7 @@ class Pausing:
         with self._lock:
             self._pauses += 1
             if self._pauses == 1:
+                self._paused_at = time.perf_counter()
                 self._may_run.clear()
                 for worker in self._workers:
                     worker.pause()
@@ -36,7 +40,18 @@ class Pausing:
                 if not self._pauses:
                     for worker in self._workers:
                         worker.resume()
+                    self._end_pause()
                     self._may_run.set()
+
+    def clock(self) -> float:
+        """Seconds since any moment, of which workers could run."""
+        with self._lock:
+            return (time.perf_counter() if self._paused_at is None else self._paused_at) - self._paused_s
+
+    def _end_pause(self) -> None:
+        if self._paused_at is not None:
+            self._paused_s += time.perf_counter() - self._paused_at
+            self._paused_at = None
 
     def add(self, worker: Worker) -> None:
         """A worker that was started; in a pause it stops at once."""

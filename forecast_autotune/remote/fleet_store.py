@@ -61,6 +61,7 @@ class FleetStore(SqliteStore):
         super().__init__(directory, packs=files, toolchain=toolchain, alone=alone)
         self.remote = remote
         self._apart = apart
+        self._waited_in_vain_s = 0.0
         self.syncs: list[Sync] = []
         self.mirror = None if remote is None else Mirror(self.directory, remote.url, toolchain=toolchain)
         if remote is not None and self.mirror is not None:
@@ -157,10 +158,15 @@ class FleetStore(SqliteStore):
         return any(sync.is_reading(job) for sync in self._believed)
 
     def await_read(self, job: Job, wait_s: float) -> None:
-        """Wait until all that would be believed of a job is read or has failed, so many seconds at most."""
-        until = time.monotonic() + wait_s
+        """Wait until all that would be believed of a job is read or has failed, so many seconds at most.
+
+        What was waited for in vain counts for all later waits: a server that is silent is not waited for again.
+        """
+        began = time.monotonic()
+        until = began + wait_s - self._waited_in_vain_s
         for sync in self._believed:
             sync.await_read(job, max(0.0, until - time.monotonic()))
+        self._waited_in_vain_s = self._waited_in_vain_s + time.monotonic() - began if self.is_reading(job) else 0.0
 
     def unread(self, job: Job) -> list[str]:
         """Names what may hold a decision for a job that would be believed, and is not read yet or could not be read."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # noqa: F401  # registers its end before ours, so that ours comes first; storages use it
 import logging
+import math
 import os
 import threading
 import time
@@ -124,25 +125,31 @@ class Sync:
 
     def close(self) -> None:
         """Wait a little for what this process still has to send, and end what runs beside it; a later call starts anew."""
-        self._await_sent()
+        self._await_sent(END_S)
         with self._changed:
             if not self._busy:
                 self.exchange.close()
 
-    def end(self) -> None:
-        """The process ends: send what it has decided, and finish a copy, as far as that can be done soon."""
-        self._await_sent()
+    def end(self, until: float = math.inf) -> None:
+        """The process ends: send what it has decided, and finish a copy, as far as that can be done by then, and soon."""
+        most_s = max(0.0, min(END_S, until - time.monotonic()))
+        self._await_sent(most_s)
         if self._is_copied is not None:
             with self._changed:
-                self._changed.wait_for(lambda: not (self._wanted or self._reading) or self._failures > 0, END_S)
+                self._changed.wait_for(lambda: not (self._wanted or self._reading) or self._failures > 0, most_s)
         self._over = True
 
-    def _await_sent(self) -> None:
+    @property
+    def only_copies(self) -> bool:
+        """Whether nothing is ever sent: a pack's."""
+        return self._is_copied is not None
+
+    def _await_sent(self, most_s: float) -> None:
         with self._changed:
             if self._thread is not None and not self._over:
                 failures = self._failures
                 self._changed.notify_all()  # after a failure it is tried once more, at once
-                self._changed.wait_for(lambda: self._own_sent == self._own or self._failures > failures, END_S)
+                self._changed.wait_for(lambda: self._own_sent == self._own or self._failures > failures, most_s)
 
     @property
     def _idle(self) -> bool:
@@ -240,8 +247,9 @@ _ALL: weakref.WeakSet[Sync] = weakref.WeakSet()
 
 
 def _end_all() -> None:
-    for sync in list(_ALL):
-        sync.end()
+    until = time.monotonic() + END_S  # of all, what is sent first
+    for sync in sorted(_ALL, key=lambda sync: sync.only_copies):
+        sync.end(until)
 
 
 def _after_fork_in_child() -> None:

@@ -68,7 +68,11 @@ class Exhaustive:
             return Measure(ready)
         busy = {*view.under_way, *view.outcomes, *view.evidence}
         untried = tuple(c for c in view.space if c not in busy)
-        return Compile(untried[: max(CHUNK, view.workers)]) if untried else Stop("every config was tried")
+        return Compile(untried[: max(CHUNK, view.workers)]) if untried else _all_tried(view)
+
+
+def _all_tried(view: View) -> Stop:
+    return Stop("every config was begun" if view.under_way else "every config was tried")
 
 
 class StoredOnly:
@@ -139,7 +143,7 @@ class Selective:
             return Stop(alike)
         picking = _Picking(view, self.seed)
         if picking.untried.size == 0:
-            return Stop("every config was tried")
+            return _all_tried(view)
         if reason := picking.nothing_left():
             return Stop(reason)
         # Cut off at the end, not picked for so many: a larger budget goes on where a smaller one ended.

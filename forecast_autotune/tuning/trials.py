@@ -149,6 +149,8 @@ class Trials:
         building = state.under_way.keys() - state.evidence.keys()
         if state.space.default in building:
             return math.inf
+        if state.budget.all:
+            return state.budget.seconds_left
         gain = partial(self._expected_gain, building - state.left_behind)
         return min(state.budget.seconds_left, patience_s(state.build_s, waited_s, gain))
 

@@ -72,7 +72,7 @@ def run(
     of: Recording,
     workers: int,
     *,
-    budget: str = "all",
+    budget: str = "100",
     policy: Policy | None = None,
     surrogate: Surrogate | None = None,
     store: Memory | None = None,
@@ -201,6 +201,11 @@ def test_the_default_is_waited_for_however_long_it_takes() -> None:
 def test_few_builds_leave_nothing_behind() -> None:
     _, decision = run(compiled_in([1, 1, 1, 100]), workers=4)
     assert decision.measured == 4
+
+
+def test_a_budget_of_all_leaves_nothing_behind() -> None:
+    _, decision = run(compiled_in([1, 1, 1, 1, 100, 1]), workers=6, budget="all")
+    assert decision.measured == 6
 
 
 def test_builds_that_came_from_a_cache_leave_nothing_behind() -> None:
