@@ -342,3 +342,31 @@ def test_what_is_decided_between_a_checkpoints_passes_holds_from_the_next_step_o
     result.sum().backward()
     checkpoint(tuned, x, use_reentrant=False).sum().backward()
     assert ran == ["saves_more", "saves_less", "saves_less"]
+
+
+def unchanged(tensor: Any) -> Any:
+    return tensor
+
+
+def test_hooks_that_live_as_long_as_their_module_keep_no_variant() -> None:
+    ran: list[str] = []
+
+    def first(x: Any) -> Any:
+        ran.append("first")
+        time.sleep(SLOW_S)
+        return x * 2
+
+    def second(x: Any) -> Any:
+        ran.append("second")
+        return x + x
+
+    tuned, x = fa.variants([first, second], key="x", mode="online"), torch.ones(8, requires_grad=True)
+    tuned(x)
+    hooks = torch.autograd.graph.saved_tensors_hooks(unchanged, unchanged)
+    with hooks:
+        tuned(x)
+    assert call_until_decided(tuned, lambda: tuned(x)).config["variant"] == "second"
+    ran.clear()
+    with hooks:
+        tuned(x)
+    assert ran == ["second"]
