@@ -308,7 +308,7 @@ class Slots:
         if self._own is None:
             return
         changed = list(self._changed())
-        self._own.update((holder, key) for holder, key in changed if holder.note_own(key, is_own))
+        self._own.update((holder, key) for holder, key in changed if holder.whole or holder.note_own(key, is_own))
         holders = {holder for holder, _ in self._own}
         self._own.update((holder, key) for holder, key in changed if holder in holders and holder.is_number(key))
 

@@ -20,7 +20,7 @@ import pytest
 import forecast_autotune as fa
 from forecast_autotune import forecast_autotune
 from forecast_autotune.core.config import Config
-from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.errors import InvalidInputError, TuningWarning
 from forecast_autotune.frontends.online.learning_threads import learners
 
 torch = pytest.importorskip("torch")
@@ -217,7 +217,8 @@ def test_a_kernel_with_a_single_config_and_one_that_is_interpreted_run(monkeypat
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     interpreted = triton.autotune(configs=configs(), key=["n"])(triton.jit(scale.fn))
     x = torch.ones(1000)
-    interpreted[(16,)](x, 1000, 2.0)
+    with pytest.warns(TuningWarning, match="reads what it writes to x_ptr"):
+        interpreted[(16,)](x, 1000, 2.0)
     assert x.tolist() == [2.0] * 1000
 
 
