@@ -41,9 +41,7 @@ from .request import Request
 
 log = logging.getLogger(__name__)
 
-READING_S = (
-    30.0  # a call in mode `strict` waits so long at most for a pack or a remote store: a worker starts in seconds
-)
+READING_S = 30.0  # for which `strict` waits at most for packs and a remote store: a worker starts in seconds
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

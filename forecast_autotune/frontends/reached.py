@@ -11,9 +11,7 @@ from ..measure.state import weights_reached, with_modes
 
 Flags = tuple[bool, ...]
 
-MOST_IDLE_WALKS = (
-    8  # that found nothing else followed than before: what comes and goes is a cache of the program's, then
-)
+MOST_IDLE_WALKS = 8  # that found nothing else followed than before: what comes and goes is a cache, then
 
 _training = attrgetter("training")
 

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
-_MOST = (
-    100_000  # entries of a container that may change: a larger one is a table, and each look at it takes milliseconds
-)
+_MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
 _DEPTH = 4  # of containers in a slot in which tensors are looked for
 _NOTHING = object()  # in a slot that is empty
 
@@ -264,9 +262,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._holders: list[_Holder] = []
-        self._own: set[_Slot] | None = (
-            None  # in which candidates were seen to put something; None if all changes are theirs
-        )
+        self._own: set[_Slot] | None = None  # that candidates were seen to rebind; None if all changes are theirs
         self._state: dict[_Slot, None] = {}
 
     def __bool__(self) -> bool:

@@ -28,9 +28,7 @@ FRESH_S = 60.0  # a listing is good for so long, in all processes of a machine
 OTHERS_FRESH_S = 3600.0  # one of other hardware, which only seeds forecasts
 IDLE_S = 30.0  # without anything to do, after which the thread ends; the next thing to do starts another
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # after a failure: doubled each time
-END_S = (
-    5.0  # a process that ends waits for what it has to send or copy, if nothing has failed; the next one does the rest
-)
+END_S = 5.0  # a process that ends waits for what it has to send or copy, if nothing failed; the next one does the rest
 
 Folder = tuple[str, str]  # digests of hardware and program
 
