@@ -158,7 +158,7 @@ class CallTrial:
     thrown: int = 0  # pairs in turn that told nothing
     stalls: int = 0  # pairs in turn in which its own launch alone took the host far longer than launches do
     refused: int = 0  # calls at which it could not be compared
-    dropped: int = 0  # calls in turn that could not be timed
+    dropped: int = 0  # calls that could not be timed, since a pair was complete
     first_us: float = math.nan  # of its first call, which is compared with nothing
     run_us: float = 0.0
     outcome: Outcome | None = None

@@ -42,7 +42,7 @@ LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, 
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
 MOST_THROWN = 8  # pairs in turn that told nothing: then one counts in which the device waited in both calls
-MOST_HELD_UP = 64  # pairs in turn that told nothing: the candidate is not tried further
+MOST_HELD_UP = 64  # pairs in turn that told nothing, or calls that raised: the candidate is not tried further
 MOST_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
 UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
@@ -455,7 +455,7 @@ class RealCalls:
         trial = turn.trial if turn.pair is None else turn.pair.trial
         if trial is not None:
             trial.dropped += 1
-            if trial.dropped >= MOST_THROWN:
+            if trial.dropped >= MOST_HELD_UP:
                 self._fail(trial, "launch", "its calls could not be timed")
         elif self.incumbent not in self._levels_us:
             self._dropped += 1

@@ -770,6 +770,44 @@ def test_where_no_call_can_be_timed_learning_ends(monkeypatch: pytest.MonkeyPatc
     assert calls.over
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_candidate_is_measured_however_many_calls_raise_by_themselves(seed: int) -> None:
+    device, draw = Device(), random.Random(seed)
+    calls = make_calls(device)
+    learning = learning_of(calls)
+
+    def make(config: Config) -> None:
+        if raises:
+            raise OthersError("no such batch")
+        device.launch(TIMES_US[config])
+
+    thread, outcomes = measuring(calls)
+    while thread.is_alive():
+        raises = draw.random() < 0.6
+        with contextlib.suppress(OthersError):
+            learning.run(*learning.turn(0), make)
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
+
+
+def test_a_candidate_none_of_whose_calls_can_be_timed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    calls = make_calls(device)
+    thread, outcomes = measuring(calls)
+    record = Event.record
+    while thread.is_alive():
+        turn = calls.turn(0)
+        monkeypatch.setattr(Event, "record", record if turn.trial is None else lambda _: raising())
+        turn.begin()
+        device.launch(TIMES_US[turn.config])
+        turn.end()
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert isinstance(outcomes[1], Failure)
+    assert "could not be timed" in outcomes[1].message
+
+
 def test_what_a_call_holds_is_given_back_where_learning_ends_meanwhile() -> None:
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
