@@ -14,7 +14,7 @@ from .trials import Trials
 
 FINALISTS = 4  # the best so many are timed again, beside the default
 FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
-LEAST_ROUNDS, MOST_ROUNDS = 3, 8  # more than the least only while it is open who is the fastest
+MOST_ROUNDS = 4  # more than one only while it is open who is the fastest
 
 
 def measure_finalists(state: RunState, trials: Trials) -> None:
@@ -71,14 +71,17 @@ def settled(timed: Mapping[Config, Measurement]) -> bool:
 
 
 def _time_in_turns(finalists: list[Config], state: RunState, trials: Trials) -> dict[Config, Measurement]:
-    """Each finalist's samples of all rounds; one that fails leaves the list."""
+    """Each finalist's samples of all rounds; one that fails leaves the list.
+
+    A round goes there and back, so that a machine that slowly gets faster or slower favours none.
+    """
     again: dict[Config, Measurement] = {}
-    for rounds in range(MOST_ROUNDS):
-        if rounds >= LEAST_ROUNDS and settled(again):
-            break
-        for config in list(finalists):
+    for _ in range(MOST_ROUNDS):
+        for config in (*finalists, *reversed(finalists)):
             if state.budget.seconds_left <= 0:
-                break
+                return again
+            if config not in finalists:
+                continue
             outcome = trials.time_as_finalist(config)
             if isinstance(outcome, Failure):
                 finalists.remove(config)
@@ -86,4 +89,6 @@ def _time_in_turns(finalists: list[Config], state: RunState, trials: Trials) -> 
                 state.keep(config, outcome)
             else:
                 again[config] = again[config].with_more(outcome) if config in again else outcome
+        if settled(again):
+            break
     return again

@@ -52,7 +52,7 @@ def test_what_takes_no_time_at_all_takes_some() -> None:
 
 def test_another_way_of_timing_needs_one_method() -> None:
     class WallClock(EventClock):
-        def time_batch(self, launch: Launch, count: int) -> list[float]:
+        def time_batch(self, launch: Launch, count: int, least_us: float = 0.0) -> list[float]:
             times = []
             for _ in range(count):
                 began = time.perf_counter()
@@ -65,6 +65,87 @@ def test_another_way_of_timing_needs_one_method() -> None:
     slept = clock.measure(Launch(call=lambda: time.sleep(0.002)), first_us=math.nan)
     assert len(slept.samples_us) >= MIN_SAMPLES
     assert slept.median_us >= 2000
+
+
+# A device behind the host ------------------------------------------------------------------------------------------------
+
+
+class Queue:
+    """A device that runs what is queued behind the host, to which queueing takes time."""
+
+    def __init__(self, kernel_us: Iterator[float], *, host_us: float, flush_us: float) -> None:
+        self.kernel_us, self.host_us, self.flush_us = kernel_us, host_us, flush_us
+        self.now_us = self.free_us = self.spun_us = 0.0
+        self.launches = 0
+        self.spun_before_us = 0.0  # the first launch
+        queue = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at_us = queue.run(0.0)
+
+            def query(self) -> bool:
+                return queue.now_us >= self.at_us
+
+            def elapsed_time(self, end: Event) -> float:
+                return (end.at_us - self.at_us) / 1e3
+
+        self.interface = SimpleNamespace(Event=Event, synchronize=self.synchronize)
+
+    def run(self, us: float) -> float:
+        self.free_us = max(self.free_us, self.now_us) + us
+        return self.free_us
+
+    def synchronize(self) -> None:
+        self.now_us = max(self.now_us, self.free_us)
+
+    def spin(self, seconds: float) -> None:
+        self.spun_us += seconds * 1e6
+        self.run(seconds * 1e6)
+
+    def launch(self) -> None:
+        if not self.launches:
+            self.spun_before_us = self.spun_us
+        self.launches += 1
+        self.now_us += self.host_us
+        self.run(next(self.kernel_us))
+
+    def measure(self, monkeypatch: pytest.MonkeyPatch, share: float = 1.0) -> Measurement:
+        monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: self.now_us / 1e6))
+        flush, little = (lambda: self.run(self.flush_us)), (lambda: self.run(2.0))
+        clock = EventClock(self.interface, flush=flush, spin=self.spin, overhead=little)
+        return clock.measure(Launch(call=self.launch), first_us=math.nan, share=share)
+
+
+@pytest.mark.parametrize("flush_us", [0.0, 35.0])
+@pytest.mark.parametrize("host_us", [20.0, 60.0, 500.0])
+@pytest.mark.parametrize("kernel_us", [2.0, 50.0, 100.0, 2000.0])
+def test_no_sample_holds_what_queueing_takes_the_host(
+    kernel_us: float, host_us: float, flush_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(itertools.repeat(kernel_us), host_us=host_us, flush_us=flush_us)
+    _, *samples_us = queue.measure(monkeypatch).samples_us  # before the first, nobody knows what queueing takes
+    assert samples_us == pytest.approx([kernel_us] * len(samples_us))
+
+
+def test_a_device_that_launches_keep_busy_needs_no_more_than_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    spun_us = {}
+    for kernel_us in (2.0, 100.0):
+        queue = Queue(itertools.repeat(kernel_us), host_us=60.0, flush_us=35.0)
+        queue.measure(monkeypatch)
+        spun_us[kernel_us] = queue.spun_us - queue.spun_before_us
+    assert spun_us[100.0] < 0.5 * spun_us[2.0]
+    assert spun_us[100.0] < 5 * (1e6 * clocks.LEAST_SPIN_S + 1.5 * 100.0)
+
+
+def test_launches_that_get_far_shorter_are_made_again_with_the_host_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(itertools.chain([4000.0], itertools.repeat(20.0)), host_us=60.0, flush_us=5.0)
+    measured = queue.measure(monkeypatch)
+    assert measured.samples_us == (4000.0, *[20.0] * (len(measured.samples_us) - 1))
+    assert queue.launches > len(measured.samples_us)
 
 
 # Neighbours -------------------------------------------------------------------------------------------------------------

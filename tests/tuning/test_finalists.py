@@ -45,14 +45,14 @@ def test_finalists_are_timed_again_in_turns() -> None:
     assert decision.config == Config({"i": 1})
     assert decision.measured == 4
     turns = [c["i"] for c in replay.asked[4:]]
-    assert turns == [1, 2, 0] * (len(turns) // 3)
+    assert turns == ([1, 2, 0, 0, 2, 1] * len(turns))[: len(turns)]
     assert shares == [1.0] * 4 + [TURN] * len(turns)
     last = [o for c, o, _ in store.recorded if c == Config({"i": 1})][-1]
     assert isinstance(last, Measurement)
     assert len(last.samples_us) == 8 * (len(turns) // 3)
 
 
-@pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 3), (0.2, 8)])
+@pytest.mark.parametrize(("spread", "rounds"), [(0.0001, 2), (0.2, 8)])
 def test_finalists_are_timed_until_they_differ_or_a_limit_is_reached(spread: float, rounds: int) -> None:
     of = recorded_as([100, 50, 51, 90])
     measurer = Noisy(of, spread)
@@ -73,6 +73,21 @@ class Warming(Noisy):
         assert isinstance(outcome, Measurement)
         slow = self.factor if len(self.asked) > self.after else 1.0
         return replace(outcome, samples_us=tuple(t * slow for t in outcome.samples_us))
+
+
+@pytest.mark.parametrize("each", [0.995, 1.005])
+def test_a_drift_from_turn_to_turn_favours_no_finalist(each: float) -> None:
+    class Drifting(Noisy):
+        def measure(self, config: Config, **limits: float) -> Outcome:
+            outcome = super().measure(config, **limits)
+            assert isinstance(outcome, Measurement)
+            turns = max(0, len(self.asked) - 4)
+            return replace(outcome, samples_us=tuple(t * each**turns for t in outcome.samples_us))
+
+    of = recorded_as([106, 100, 102, 104])
+    decision = tuned_by(of, Drifting(of, 0.0001))
+    assert decision.config == Config({"i": 1})
+    assert decision.speedup == pytest.approx(1.06, rel=2e-3)
 
 
 @pytest.mark.parametrize("factor", [0.8, 0.97, 1.03, 1.14, 1.3])
