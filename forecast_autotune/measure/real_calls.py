@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-import statistics
 import threading
 import time
 from collections import deque
@@ -18,13 +17,14 @@ from typing import Any
 
 from ..core.allowance import Allowance
 from ..core.config import Config
-from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
+from ..core.outcome import TIE_MARGIN, Failure, Measurement, Outcome
 from .call_account import CallAccount
 from .call_events import Event
 from .call_turns import CallTrial, Pair, Turn
+from .expected_cost import ExpectedCost
 from .head_start import HeadStart
+from .known_times import LEVEL_SAMPLES, KnownTimes
 
-LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
 FINAL_PAIRS = 6  # of a finalist, in each round
 FAR = 1.5  # times the incumbent's time: the default, which is a finalist however slow, is run no more
@@ -38,13 +38,10 @@ MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on differe
 FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
 MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
 MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
-LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
-COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
 MOST_THROWN = 8  # pairs in turn that told nothing: then one counts in which the device waited in both calls
 MOST_HELD_UP = 64  # pairs in turn that told nothing, or calls that raised: the candidate is not tried further
 MOST_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
-UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +101,7 @@ class RealCalls:
         makes_way: Callable[[float], bool] = lambda _: False,
         on_wanted: Callable[[], None] = lambda: None,
     ) -> None:
-        self.incumbent = incumbent
+        self.times = KnownTimes(incumbent, default)
         self.measured = 0
         self.over = False
         self.made_way = False
@@ -112,22 +109,17 @@ class RealCalls:
         self.on_host = on_host
         self.head_start = HeadStart(keep_busy, is_idle, new_event)
         self._default = default
+        self._cost = ExpectedCost(self.times, expected)
         self._account = CallAccount(allowance, share)
         self._new_event = new_event
         self._may_compare = may_compare
         self._load = load
         self._met = False  # a call has run: what the first ones compile and load is no time of the kernel's
         self._has_raised = False  # or was given up otherwise
-        self._expected = expected
         self._random = random.Random(seed)
         self._waiting = waiting
         self._makes_way = makes_way
         self._on_wanted = on_wanted
-        self._levels_us: dict[Config, float] = {}  # of configs that are measured, on the scale of the run
-        self._first_us: list[float] = []  # of the first incumbent, until its level is known
-        self._last_us = math.nan  # the incumbent's newest time
-        self._loads_us: dict[bool, list[float]] = {True: [], False: []}  # by whether the config was ready
-        self._compares_us: list[float] = []
         self._trial: CallTrial | None = None
         self._open: dict[Hashable, Pair] = {}  # by stream: pairs whose second call is still to come
         self._turns = self._strays = 0  # calls; pairs whose second call never came
@@ -167,9 +159,8 @@ class RealCalls:
         final = best_us == math.inf and config in self._tried
         self._tried.add(config)
         with self._lock:
-            level_us = self._levels_us.get(config, math.nan)
-            if final and level_us > FAR * self._levels_us[self.incumbent]:
-                return Measurement(samples_us=(level_us,))
+            if final and config in self.times and self.times[config] > FAR * self.times.incumbent_us:
+                return Measurement(samples_us=(self.times[config],))
         trial = CallTrial(config, early_stop_us, final)
         try:
             trial.is_ready = self._load(config)
@@ -232,6 +223,11 @@ class RealCalls:
         self._account.after_fork_in_child()
 
     @property
+    def incumbent(self) -> Config:
+        """The best config that is known, which calls run that try nothing."""
+        return self.times.incumbent
+
+    @property
     def explored_s(self) -> float:
         """Seconds that candidates took longer than what would have run."""
         return self._account.explored_s
@@ -257,8 +253,9 @@ class RealCalls:
         with self._lock:
             if self.over:
                 return False
-            known = self._met and self.incumbent in self._levels_us
-            return not known or self._trial is not None or bool(self._pending or self._open)
+            return (
+                not (self._met and self.times.has_begun) or self._trial is not None or bool(self._pending or self._open)
+            )
 
     def turn(self, stream: Hashable = 0) -> Turn:
         """What a call runs."""
@@ -283,12 +280,12 @@ class RealCalls:
             return self._turn_in(pair, candidate=not pair.candidate_first)
         if not self._met:
             return Turn(self, self.incumbent, first=True)
-        if self.incumbent not in self._levels_us:
+        if not self.times.has_begun:
             return Turn(self, self.incumbent, timed=len(self._pending) < LEVEL_SAMPLES)
         trial = self._trial
         if trial is not None and trial.outcome is None and (turn := self._candidate(trial, stream)) is not None:
             return turn
-        self._earn(min(self._levels_us[self.incumbent], self._last_us))
+        self._earn(min(self.times.incumbent_us, self.times.last_us))
         return Turn(self, self.incumbent)
 
     def _candidate(self, trial: CallTrial, stream: Hashable) -> Turn | None:
@@ -363,35 +360,18 @@ class RealCalls:
     def _cost_us(self, trial: CallTrial) -> float:
         """What the next call of a candidate is expected to cost beyond the incumbent's time, with that of its pair."""
         heads_us = map(self.head_start.cost_us, (trial.config, self.incumbent))
-        return sum(heads_us) + self._beyond_us(trial)
-
-    def _beyond_us(self, trial: CallTrial) -> float:
-        level_us = self._levels_us[self.incumbent]
-        if trial.samples_us:
-            return max(0.0, statistics.median(trial.samples_us) - level_us)
-        if trial.config in self._levels_us:
-            return max(0.0, self._levels_us[trial.config] - level_us)
-        if not math.isnan(trial.first_us):
-            return max(0.0, trial.first_us - self._last_us)
-        seen_us = self._loads_us[trial.is_ready]
-        load_us = statistics.median(seen_us) if seen_us else 0.0 if trial.is_ready else LOAD_US
-        if not trial.loaded and self.compares(trial.config):
-            seen = self._compares_us
-            load_us += statistics.median(seen) if seen else COMPARE_US + COMPARE_TIMES * level_us
-        times = self._expected(trial.config)
-        default_us = self._levels_us.get(self._default)
-        if times is None or default_us is None:
-            return load_us + UNSEEN * level_us
-        return load_us + max(0.0, times * default_us - level_us)
+        return sum(heads_us) + self._cost.of(trial, is_compared=not trial.loaded and self.compares(trial.config))
 
     def compares(self, config: Config) -> bool:
         """Whether a candidate is compared with the default before its first launch here."""
-        known = config == self._default or config in self._levels_us or config in self._compared
+        known = config == self._default or config in self.times or config in self._compared
         return self._may_compare is not None and not known
 
     def beyond_usual(self, host_us: float) -> float:
         """What a first call takes the host that later ones will not."""
-        return host_us - self._levels_us.get(self.incumbent, host_us) if self.on_host else host_us
+        if not self.on_host:
+            return host_us
+        return host_us - self.times.incumbent_us if self.times.has_begun else 0.0
 
     def events(self) -> tuple[Any, Any]:
         """Two events, used ones where there are any."""
@@ -457,7 +437,7 @@ class RealCalls:
             trial.dropped += 1
             if trial.dropped >= MOST_HELD_UP:
                 self._fail(trial, "launch", "its calls could not be timed")
-        elif self.incumbent not in self._levels_us:
+        elif not self.times.has_begun:
             self._dropped += 1
 
     def _forget(self, turn: Turn, pair: Pair) -> None:
@@ -530,7 +510,7 @@ class RealCalls:
         if turn.trial is not None:
             is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
             own_us = us - (0.0 if is_own else turn.waited_us)
-            self._account.settle(turn.hold, max(0.0, own_us - self._last_us) + turn.head_cost_us)
+            self._account.settle(turn.hold, max(0.0, own_us - self.times.last_us) + turn.head_cost_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
@@ -545,21 +525,18 @@ class RealCalls:
 
     def _of_incumbent(self, turn: Turn, us: float) -> None:
         self._charge_head(turn)
+        times = self.times
         if turn.config == self.incumbent:
-            self._last_us = us
-        level_us = self._levels_us.get(self.incumbent)
-        if level_us is not None:
-            self._earn(min(us, MOST_EARNED * level_us))  # what lies beyond is the host's
+            times.last_us = us
+        if times.has_begun:
+            self._earn(min(us, MOST_EARNED * times.incumbent_us))  # what lies beyond is the host's
         if turn.pair is not None:
             turn.pair.incumbent_us = us
-        elif turn.config == self.incumbent and self.incumbent not in self._levels_us:
-            self._first_us.append(us)
-            if len(self._first_us) >= LEVEL_SAMPLES:
-                self._levels_us[self.incumbent] = statistics.median(self._first_us)
-                self._earn(sum(min(each, self._levels_us[self.incumbent]) for each in self._first_us))
+        elif turn.config == self.incumbent and not times.has_begun and (all_us := times.note_first(us)):
+            self._earn(all_us)
 
     def _of_candidate(self, turn: Turn, trial: CallTrial, us: float) -> None:
-        reference_us = self._last_us
+        reference_us = self.times.last_us
         if turn.pair is not None:
             turn.pair.candidate_us = us
             if not math.isnan(turn.pair.incumbent_us):
@@ -571,15 +548,16 @@ class RealCalls:
         trial.run_us += us
         if turn.first:
             trial.open_pairs = 0
-            self._loads_us[trial.is_ready].append(turn.load_us)
+            self._cost.note_load(turn.load_us, was_ready=trial.is_ready)
             if turn.compared_us:
-                self._compares_us.append(turn.compared_us)
+                self._cost.note_comparison(turn.compared_us)
             if turn.load_us:  # it lies between the events, too
                 return
             own_us = max(us - turn.waited_us, 1e-3) if turn.waited else us
             trial.first_us = own_us
-            if own_us * self._scale() > FIRST_TIMES * trial.early_stop_us:
-                self._finish(trial, (own_us * self._scale(),))
+            scaled_us = own_us * self.times.scale
+            if scaled_us > FIRST_TIMES * trial.early_stop_us:
+                self._finish(trial, (scaled_us,))
 
     def _close(self, pair: Pair) -> None:
         trial = pair.trial
@@ -595,12 +573,12 @@ class RealCalls:
                 self._finish(trial, tuple(trial.samples_us))
             self._fail(trial, "launch", "its calls could not be timed: the device waits for the host")
         if trial.outcome is None and tells:
-            trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self._levels_us[self.incumbent])
+            trial.samples_us.append(pair.candidate_us / pair.incumbent_us * self.times.incumbent_us)
             if self._is_enough(trial):
                 self._finish(trial, tuple(trial.samples_us))
 
     def _is_enough(self, trial: CallTrial) -> bool:
-        samples, level_us = trial.samples_us, self._levels_us[self.incumbent]
+        samples, level_us = trial.samples_us, self.times.incumbent_us
         if trial.final:
             return len(samples) >= FINAL_PAIRS
         if min(samples) > trial.early_stop_us and len(samples) >= 2:
@@ -618,24 +596,11 @@ class RealCalls:
     # ----------------------------------------------------------------------------------------------------------------
 
     def _note_level(self, config: Config, measurement: Measurement) -> None:
-        """Keep how long a config takes; one that is faster than the incumbent beyond the noise takes its place."""
-        if config == self.incumbent:
-            return
-        level_us = self._levels_us[self.incumbent]
-        self._levels_us[config] = measurement.median_us
-        gain = level_us / measurement.median_us - 1
-        if len(measurement.samples_us) > 1 and gain > max(SWITCH_MARGIN, 2 * measurement.relative_error):
-            self.incumbent = config
-            self._last_us *= measurement.median_us / level_us
+        """Keep how long a config takes; pairs with a former incumbent are given up."""
+        if config != self.incumbent and self.times.note(config, measurement):
             for stream in list(self._open):
                 self._drop(stream)
 
-    def _scale(self) -> float:
-        """From a time now to one on the scale of the run."""
-        return self._levels_us[self.incumbent] / self._last_us if self._last_us > 0 else 1.0
-
     def _earn(self, us: float) -> None:
         """Note a call of the incumbent."""
-        level_us, default_us = self._levels_us.get(self.incumbent), self._levels_us.get(self._default)
-        saved_us = 0.0 if level_us is None or default_us is None else us * (default_us / level_us - 1)
-        self._account.earn(us, saved_us)
+        self._account.earn(us, self.times.saved_us(us))

@@ -439,7 +439,7 @@ def test_a_device_that_is_behind_the_host_is_not_kept_busy() -> None:
         device.launch(100.0)
         turn.end()
         device.host_us = device.free_us - 50.0
-    assert calls._levels_us == {DEFAULT: pytest.approx(100.0)}
+    assert calls.times[DEFAULT] == pytest.approx(100.0)
     assert not kept_busy
 
 
@@ -555,7 +555,7 @@ def test_a_call_is_made_though_the_events_of_others_cannot_be_read(monkeypatch: 
             assert calls.turn().config == DEFAULT
     for _ in range(10):
         make_call(calls, device)
-    assert calls._levels_us == {DEFAULT: pytest.approx(100.0)}
+    assert calls.times[DEFAULT] == pytest.approx(100.0)
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])
@@ -848,7 +848,7 @@ def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(m
         device.host_us = max(device.host_us, device.free_us - 6000.0)
         turn.end()
         taken.append(turn)
-    assert calls._levels_us == {DEFAULT: pytest.approx(2000.0)}
+    assert calls.times[DEFAULT] == pytest.approx(2000.0)
     assert not any(turn.stalled or turn.waited for turn in taken[3:])
 
 
