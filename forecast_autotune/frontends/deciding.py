@@ -201,6 +201,7 @@ def learn(
         store=_with_ranks(store, how, measures=True),
         budget=budget,
         meanwhile=informed(how, job, store, limit_s=0.0),
+        patient=True,
     )
 
 

@@ -77,4 +77,4 @@ def current_stream(device: str) -> Hashable:
         return threading.get_ident()
     import torch
 
-    return int(torch.cuda.current_stream(device).cuda_stream)
+    return device, int(torch.cuda.current_stream(device).cuda_stream)

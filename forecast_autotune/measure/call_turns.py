@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ..core.config import Config
 from ..core.outcome import Outcome
 from .call_account import Hold
 from .head_start import Head
+from .launch_windows import launch_windows
 
 if TYPE_CHECKING:
     from .real_calls import RealCalls
@@ -35,6 +37,8 @@ class Turn:
     pair: Pair | None = None
     first: bool = False  # of the config
     hold: Hold | None = None
+    stream: Hashable = 0  # that it is launched on
+    overlapped: bool = False  # another thread launched there meanwhile
     load_us: float = 0.0  # that loading the config took, which held up the call
     head: Head | None = None  # for which the device was kept busy before
     host_us: float = 0.0  # that the launch took the host
@@ -48,6 +52,7 @@ class Turn:
 
     def begin(self) -> None:
         """Record the moment before the launch."""
+        launch_windows.enter(self)
         self.began_s = time.perf_counter()
         if self.timed:
             try:
@@ -69,6 +74,7 @@ class Turn:
                 self.stop.record()
             except Exception:  # it was launched, and must not be again
                 self.drop()
+        launch_windows.leave(self)
         if self.timed or self.first:
             self.calls.launched(self)
         else:
@@ -106,6 +112,7 @@ class Turn:
 
     def drop(self) -> None:
         """Forget that the call was to be timed; another takes its place. Once is enough."""
+        launch_windows.leave(self)
         if not self.dropped:
             log.debug("a call of %s is not timed", self.config, exc_info=True)
             self.timed, self.dropped = False, True
@@ -123,6 +130,7 @@ class Turn:
 
     def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
+        launch_windows.leave(self)
         self.dropped = True
         self.calls.failed(self, message, transient=transient, stage=stage)
 
@@ -141,6 +149,7 @@ class Pair:
     incumbent_held_up: bool = False
     candidate_stalled: bool = False
     incumbent_stalled: bool = False
+    overlapped: bool = False
     closed: bool = False
 
 
@@ -158,6 +167,7 @@ class CallTrial:
     thrown: int = 0  # pairs in turn that told nothing
     stalls: int = 0  # pairs in turn in which its own launch alone took the host far longer than launches do
     refused: int = 0  # calls at which it could not be compared
+    overlapped: int = 0  # pairs in turn beside which other threads launched
     dropped: int = 0  # calls that could not be timed, since a pair was complete
     first_us: float = math.nan  # of its first call, which is compared with nothing
     run_us: float = 0.0

@@ -36,6 +36,7 @@ LOST_S = 10.0  # and seconds after which a call that was to be timed, and never 
 LOOK_S = 5.0  # between two looks whether a key that waits for calls is called at all
 MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on different streams
 FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
+MOST_OVERLAPPED = 1000  # pairs in turn during which other threads launched on the stream: it is not tried further
 MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
 MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
 MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
@@ -261,10 +262,11 @@ class RealCalls:
         """What a call runs."""
         with self._lock:
             if self.over or self._is_choosing:
-                return Turn(self, self.incumbent)
+                return Turn(self, self.incumbent, stream=stream)
             self._is_choosing = True
             try:
                 turn = self._next(stream)
+                turn.stream = stream
             finally:
                 self._is_choosing = False
             if turn.trial is not None or turn.pair is not None:
@@ -484,6 +486,7 @@ class RealCalls:
         if turn.pair is not None:
             turn.pair.candidate_stalled |= turn.stalled and turn.trial is not None
             turn.pair.incumbent_stalled |= turn.stalled and turn.trial is None
+            turn.pair.overlapped |= turn.overlapped
         if self._tells_nothing(turn, us):
             self._of_held_up(turn, us)
         elif turn.trial is None:
@@ -495,6 +498,8 @@ class RealCalls:
 
     def _tells_nothing(self, turn: Turn, us: float) -> bool:
         """Whether a call's time is the host's, for whom the device waited between the two moments; some count anyway."""
+        if turn.overlapped and not turn.first:
+            return True
         is_hosts = turn.waited or (turn.stalled and turn.host_us / 2 < us < 2 * turn.host_us)
         if turn.first:
             return False
@@ -510,7 +515,10 @@ class RealCalls:
         if turn.trial is not None:
             is_own = turn.stalled and turn.trial.stalls >= FEW_STALLS
             own_us = us - (0.0 if is_own else turn.waited_us)
-            self._account.settle(turn.hold, max(0.0, own_us - self.times.last_us) + turn.head_cost_us)
+            cost_us = max(0.0, own_us - self.times.last_us)
+            if turn.overlapped and turn.hold is not None:  # the rest is another call's
+                cost_us = min(cost_us, turn.hold.us)
+            self._account.settle(turn.hold, cost_us + turn.head_cost_us)
         else:
             self._charge_head(turn)
         if turn.pair is not None:
@@ -551,7 +559,7 @@ class RealCalls:
             self._cost.note_load(turn.load_us, was_ready=trial.is_ready)
             if turn.compared_us:
                 self._cost.note_comparison(turn.compared_us)
-            if turn.load_us:  # it lies between the events, too
+            if turn.load_us or turn.overlapped:  # which lies between the events, too
                 return
             own_us = max(us - turn.waited_us, 1e-3) if turn.waited else us
             trial.first_us = own_us
@@ -566,8 +574,13 @@ class RealCalls:
         # Of two calls that hold the host's part the ratio says something; of one such and another nothing.
         are_alike = pair.candidate_held_up == pair.incumbent_held_up
         tells = are_alike and (not pair.candidate_held_up or trial.thrown >= MOST_THROWN)
+        if pair.overlapped:
+            trial.overlapped += 1
+            if trial.overlapped >= MOST_OVERLAPPED:
+                self._fail(trial, "launch", "its calls could not be timed: other threads launch at the same time")
+            return
         trial.thrown = trial.thrown + 1 if pair.candidate_held_up or pair.incumbent_held_up else 0
-        trial.dropped = 0
+        trial.dropped = trial.overlapped = 0
         if trial.outcome is None and trial.thrown >= MOST_HELD_UP:
             if trial.samples_us:
                 self._finish(trial, tuple(trial.samples_us))

@@ -42,6 +42,7 @@ def tune(
     meanwhile: Surrogate | None = None,
     earlier: Decision | None = None,
     arrived: Callable[[], Decision | None] | None = None,
+    patient: bool = False,
 ) -> Resolution:
     """Decide which config of the job's space to run, measuring no more than the budget allows.
 
@@ -54,6 +55,7 @@ def tune(
         meanwhile: forecasts in place of `surrogate` while another process tunes the key.
         earlier: what this process was given last time, while another one was tuning the key.
         arrived: gives a decision that another machine has made meanwhile, which ends the run; asked before every config.
+        patient: nobody waits for the decision, so no build is left behind.
     Raises:
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
     """
@@ -62,7 +64,7 @@ def tune(
     parts = Parts(compiler, surrogate, policy, measurer, store, listener)
     sharing = Sharing() if shares is None else Leading(shares, store, job)
     ending = Ending(budget, lambda: store.shared_decision(job) or (arrived() if arrived is not None else None))
-    run = _Run(job, parts, budget, sharing, ending)
+    run = _Run(job, parts, budget, sharing, ending, patient=patient)
     if not budget.measures:
         return Resolution(store.publish_decision(job, run.decide_unmeasured()))
     with contextlib.ExitStack() as held:
@@ -105,14 +107,16 @@ def _of_space(job: Job, decision: Decision | None) -> Decision | None:
 class _Run:
     """One tuning run; its methods stand in the order in which they happen."""
 
-    def __init__(self, job: Job, parts: Parts, budget: Budget, sharing: Sharing, ending: Ending) -> None:
+    def __init__(
+        self, job: Job, parts: Parts, budget: Budget, sharing: Sharing, ending: Ending, *, patient: bool = False
+    ) -> None:
         self.job = job
         self.parts = parts
         self.budget = budget
         self.sharing = sharing
         self.ending = ending
         self.state = RunState(job, parts, budget, sharing)
-        self.trials = Trials(self.state, parts.compiler, parts.measurer, ending)
+        self.trials = Trials(self.state, parts.compiler, parts.measurer, ending, patient=patient)
 
     def tune(self) -> Decision:
         """Search, time the finalists, decide, and store the decision."""

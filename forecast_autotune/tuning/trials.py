@@ -25,13 +25,20 @@ TURN = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which
 
 
 class Trials:
-    """Compiles and measures what a policy asks for, until the run ends; each outcome is kept as it comes."""
+    """Compiles and measures what a policy asks for, until the run ends; each outcome is kept as it comes.
 
-    def __init__(self, state: RunState, compiler: Compiler, measurer: Measurer, ending: Ending) -> None:
+    Args:
+        patient: no build is left behind.
+    """
+
+    def __init__(
+        self, state: RunState, compiler: Compiler, measurer: Measurer, ending: Ending, *, patient: bool = False
+    ) -> None:
         self.compiler = compiler
         self.measurer = measurer
         self._state = state
         self._ending = ending
+        self._patient = patient or state.budget.all
         self._is_prepared = False  # the measurer
 
     @property
@@ -149,7 +156,7 @@ class Trials:
         building = state.under_way.keys() - state.evidence.keys()
         if state.space.default in building:
             return math.inf
-        if state.budget.all:
+        if self._patient:
             return state.budget.seconds_left
         gain = partial(self._expected_gain, building - state.left_behind)
         return min(state.budget.seconds_left, patience_s(state.build_s, waited_s, gain))

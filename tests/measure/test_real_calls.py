@@ -21,7 +21,7 @@ from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.frontends.online.learning import AnotherThreadError, Learning
-from forecast_autotune.measure import call_turns, head_start, real_calls
+from forecast_autotune.measure import call_turns, head_start, launch_windows, real_calls
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
 
 DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
@@ -759,6 +759,49 @@ def test_a_candidate_that_another_thread_keeps_from_being_compared_is_tried_late
     assert next(busy, None) is None
     assert [type(outcome) for outcome in outcomes] == [Measurement, Measurement]
     assert allowance._held_us == pytest.approx(0, abs=1e-3)
+
+
+def test_calls_beside_which_another_thread_launches_on_the_stream_are_no_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch_windows, "WAIT_S", 0.0)  # as though each launch waited for the other thread's
+    device, draw = Device(), random.Random(0)
+    calls = make_calls(device)
+    thread, outcomes = measuring(calls)
+    overlapping = 0
+    while thread.is_alive():
+        turn = calls.turn(0)
+        turn.begin()
+        if draw.random() < 0.4:
+            other = calls.turn(0)
+            other.begin()
+            device.launch(TIMES_US[other.config])
+            other.end()
+            overlapping += turn.overlapped and other.overlapped and (turn.timed or other.timed)
+        device.launch(TIMES_US[turn.config])
+        turn.end()
+        device.host_us = device.free_us
+        time.sleep(0)
+    assert overlapping
+    assert [set(outcome.samples_us) for outcome in outcomes] == [{100.0}, {50.0}]  # type: ignore[attr-defined]
+
+
+def test_a_timed_call_and_those_of_other_threads_on_its_stream_wait_for_each_other() -> None:
+    device = Device()
+    calls = make_calls(device)
+    while not calls.times.has_begun:
+        make_call(calls, device)
+    timed, other, elsewhere = (real_calls.Turn(calls, DEFAULT, timed=i == 0, stream=i // 2) for i in range(3))
+    timed.begin()
+    elsewhere.begin()
+    waiting = threading.Thread(target=other.begin)
+    waiting.start()
+    timed.end()
+    waiting.join()
+    assert not any(turn.overlapped for turn in (timed, other, elsewhere))
+    other.end()
+    elsewhere.end()
+    assert not launch_windows.launch_windows._open
 
 
 def test_where_no_call_can_be_timed_learning_ends(monkeypatch: pytest.MonkeyPatch) -> None:

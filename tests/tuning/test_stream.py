@@ -77,6 +77,7 @@ def run(
     surrogate: Surrogate | None = None,
     store: Memory | None = None,
     device: Clocked | None = None,
+    patient: bool = False,
 ) -> tuple[Clocked, Decision]:
     device = device or Clocked(of, workers)
     resolution = tune(
@@ -87,6 +88,7 @@ def run(
         measurer=device,
         store=store or Memory(),
         budget=Budget(budget, clock=device.clock),
+        patient=patient,
     )
     return device, resolution.decision
 
@@ -205,6 +207,11 @@ def test_few_builds_leave_nothing_behind() -> None:
 
 def test_a_budget_of_all_leaves_nothing_behind() -> None:
     _, decision = run(compiled_in([1, 1, 1, 1, 100, 1]), workers=6, budget="all")
+    assert decision.measured == 6
+
+
+def test_where_nobody_waits_nothing_is_left_behind() -> None:
+    _, decision = run(compiled_in([1, 1, 1, 1, 100, 1]), workers=6, budget="6", patient=True)
     assert decision.measured == 6
 
 

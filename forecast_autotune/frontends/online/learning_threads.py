@@ -14,6 +14,7 @@ import time
 import weakref
 from operator import attrgetter
 
+from ...measure.launch_windows import launch_windows
 from ...measure.real_calls import LearningEndedError
 from .at_work import at_work
 from .learning import Learning
@@ -146,6 +147,7 @@ class Learners:
         self._reset()
         self.frozen = frozen
         at_work.begin()
+        launch_windows.after_fork_in_child()
         for learning in known:
             learning.calls.after_fork_in_child()
 

@@ -318,7 +318,8 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             if self.dispatcher.why_unmeasured(call):
                 config = learning.best()
             else:
-                turn, config = learning.turn(driver.active.get_current_stream(driver.active.get_current_device()))
+                device = driver.active.get_current_device()
+                turn, config = learning.turn((device, driver.active.get_current_stream(device)))
                 if learning.calls.over:
                     self.dispatcher.settle(entry)
                 if not learning.passes(turn, call):

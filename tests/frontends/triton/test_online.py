@@ -47,6 +47,7 @@ from forecast_autotune.frontends.online.at_work import AtWork, at_work
 from forecast_autotune.frontends.online.learning import Learning
 from forecast_autotune.frontends.online.learning_threads import Learners, learners
 from forecast_autotune.frontends.triton.door import LearnableKernel
+from forecast_autotune.frontends.triton.simulated_driver import Rehearsal
 from forecast_autotune.measure import real_calls
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
@@ -252,6 +253,28 @@ def test_a_call_that_raises_by_itself_leaves_its_candidate_in_the_race() -> None
     ((_, decision),) = kernel.decisions.items()
     assert decision.config["BLOCK"] == BEST
     assert decision.measured == len(BLOCKS)
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_what_other_threads_launch_on_the_stream_is_in_no_sample(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, launch, device = tuned(mode="online"), Rehearsal.launch, threading.Lock()
+
+    def without_the_gil(self: Rehearsal, *args: Any) -> None:
+        time.sleep(0)  # as Triton's launcher does before it calls the driver
+        with device:
+            launch(self, *args)
+
+    monkeypatch.setattr(Rehearsal, "launch", without_the_gil)
+    with playing():
+        call(kernel)
+        at_once = [threading.Thread(target=call_until_decided, args=(kernel,)) for _ in range(threads)]
+        for thread in at_once:
+            thread.start()
+        for thread in at_once:
+            thread.join()
+    ((_, decision),) = kernel.decisions.items()
+    assert decision.config_us == pytest.approx(TIMES[Config({"BLOCK": decision.config["BLOCK"], "num_warps": 4})])
+    assert decision.default_us == pytest.approx(TIMES[Config({"BLOCK": BLOCKS[0], "num_warps": 4})])
 
 
 def test_a_call_that_runs_under_no_config_does_not_end_learning() -> None:
