@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..core.config import Config
 from ..core.decision import Decision
+from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..settings import PackUrl, RemoteStore, Settings
@@ -210,7 +209,7 @@ class FleetStore(SqliteStore):
 
 
 _OPENED: dict[tuple[object, ...], FleetStore] = {}
-_OPENING = threading.Lock()
+_OPENING = fork_safe_lock()
 
 
 def open_store(settings: Settings) -> SqliteStore:
@@ -228,12 +227,3 @@ def open_store(settings: Settings) -> SqliteStore:
         if key not in _OPENED:
             _OPENED[key] = FleetStore(settings.dir, remote, packs=packs, toolchain=settings.toolchain, alone=alone)
         return _OPENED[key]
-
-
-def _after_fork_in_child() -> None:
-    global _OPENING
-    _OPENING = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
