@@ -97,9 +97,8 @@ def _examine(directory: Path | None) -> list[Finding]:
 
 
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
-    store = (
-        [check_store, check_builds, check_locks] if directory or _settings_parse() else []
-    )  # else no folder is known
+    # Without a folder, and with settings that do not parse, no store's folder is known.
+    store = [check_store, check_builds, check_locks] if directory or _settings_parse() else []
     return [
         ("settings", check_settings),
         ("model", check_model),

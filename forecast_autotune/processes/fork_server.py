@@ -112,9 +112,8 @@ class ForkServer:
     def _unavailable(self, err: Exception) -> WorkersUnavailableError:
         why = str(err)
         with self._lock:
-            if (
-                self._control is not None and self._log is not None and self._control.is_readable()
-            ):  # the server is gone
+            # Readable though nothing was asked: the server is gone.
+            if self._control is not None and self._log is not None and self._control.is_readable():
                 why = last_words(self._log) or why
                 self._stop()
         return WorkersUnavailableError(f"a worker process cannot be started or set up: {why}")

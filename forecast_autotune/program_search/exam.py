@@ -271,9 +271,8 @@ class Exam:
         import torch
 
         wanted = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
-        if (
-            wanted
-        ):  # arguments that are one tensor, or come of one, have gradients of their own, as those of a candidate
+        # Arguments that are one tensor, or come of one, have gradients of their own, as those of a candidate.
+        if wanted:
             values = [v.detach().requires_grad_(i in wanted) if torch.is_tensor(v) else v for i, v in enumerate(values)]
         with torch.set_grad_enabled(bool(wanted) or torch.is_grad_enabled()):
             outputs = as_outputs(self.task.reference(*values))

@@ -182,9 +182,8 @@ class Sync:
                 if self._failures:
                     self._asked.clear()  # what could not be read is asked for by the next call that misses it
                 self._failures = 0
-            except (
-                BaseException
-            ) as err:  # a storage's own may be none of `Exception`; without this thread nothing is sent
+            # A storage's own may be none of `Exception`; without this thread nothing is sent.
+            except BaseException as err:
                 self._fail(err)
             with self._changed:
                 self._reading = {}  # also after a failure: nobody is to look out for it any more

@@ -444,9 +444,8 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         acting: dict[str, Any] = {"compiler": toy, "measurer": toy, "store": store, "listener": hear, "device": device}
         latest = first = decide(job, how, **acting)
         calls, pause_s = 1, latest.retry_after_s
-        while (
-            pause_s is not None and latest.retry_after_s is not None
-        ):  # the calls that follow, as a front end has them
+        # The calls that follow, as a front end makes them.
+        while pause_s is not None and latest.retry_after_s is not None:
             time.sleep(pause_s)
             calls, pause_s = calls + 1, min(2 * pause_s, MOST_PAUSE_S)
             latest = decide(job, how, earlier=latest.decision, **acting)
