@@ -28,7 +28,7 @@ LEVEL_SAMPLES = 4  # of what runs anyhow, before anything is compared with it
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
 FINAL_PAIRS = 6  # of a finalist, in each round
 FAR = 1.5  # times the incumbent's time: the default, which is a finalist however slow, is run no more
-APART = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
+APART_SIGMAS = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
 FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
@@ -44,7 +44,7 @@ COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing 
 MOST_THROWN = 8  # pairs in turn that told nothing: then one counts in which the device waited in both calls
 MOST_HELD_UP = 64  # pairs in turn that told nothing, or calls that raised: the candidate is not tried further
 MOST_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
-UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
+UNFORECAST_SLOWDOWN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
 log = logging.getLogger(__name__)
 
@@ -381,7 +381,7 @@ class RealCalls:
         times = self._expected(trial.config)
         default_us = self._levels_us.get(self._default)
         if times is None or default_us is None:
-            return load_us + UNSEEN * level_us
+            return load_us + UNFORECAST_SLOWDOWN * level_us
         return load_us + max(0.0, times * default_us - level_us)
 
     def compares(self, config: Config) -> bool:
@@ -609,7 +609,7 @@ class RealCalls:
             return len(samples) >= MOST_PAIRS
         seen = Measurement(samples_us=tuple(samples))
         gap = abs(seen.median_us / level_us - 1)
-        return gap > APART * seen.relative_error + TIE_MARGIN or APART * seen.relative_error < TIE_MARGIN
+        return gap > APART_SIGMAS * seen.relative_error + TIE_MARGIN or APART_SIGMAS * seen.relative_error < TIE_MARGIN
 
     def _finish(self, trial: CallTrial, samples_us: tuple[float, ...]) -> None:
         trial.outcome = Measurement(samples_us=samples_us, run_s=trial.run_us * 1e-6)
