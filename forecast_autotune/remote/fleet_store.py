@@ -14,9 +14,8 @@ from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..settings import PackUrl, RemoteStore, Settings
-from ..store import sqlite
 from ..store.rows import Recall, TuningKey
-from ..store.sqlite import SqliteStore, on_scale_of
+from ..store.sqlite import SqliteStore, on_scale_of, open_local_store
 from .apart import ExchangeApart
 from .exchange import Exchange
 from .location import Location
@@ -220,7 +219,7 @@ def open_store(settings: Settings) -> SqliteStore:
     remote, packs = settings.remote_store, settings.packs
     shared = remote is not None or any(isinstance(pack, PackUrl) or pack.is_dir() for pack in packs)
     if not shared or settings.mode == "forecast":
-        return sqlite.open_store(settings)
+        return open_local_store(settings)
     alone = settings.sync != "none"
     key = (str(settings.dir), packs, settings.toolchain, alone, remote)
     with _OPENING:

@@ -336,13 +336,13 @@ def on_scale_of(
 
 
 MOST_OPEN = 4
-"""Stores of `open_store` whose files stay open, three descriptors each: a test suite may set a folder for every test."""
+"""Stores of `open_local_store` whose files stay open, three descriptors each: a test suite may set one for each test."""
 
 _OPENED: dict[tuple[object, ...], SqliteStore] = {}  # the one asked for last at the end
 _OPENING = fork_safe_lock()
 
 
-def open_store(settings: Settings) -> SqliteStore:
+def open_local_store(settings: Settings) -> SqliteStore:
     """The store that the settings name, one for each folder in a process; in mode `forecast`, an empty one in memory.
 
     Mode `forecast` must come to the same answer in every run, so it may not know what an earlier one learned. Keys it
