@@ -25,9 +25,8 @@ _CHOICES = {
     "ISOLATE": ("auto", "0", "1"),
     "TOOLCHAIN": ("exact", "any"),
     "SYNC": ("store", "rank0", "none"),
-    "REMOTE": ("0", "1"),
-    "INDUCTOR": ("0", "1"),
 }
+_SWITCHES = ("REMOTE", "INDUCTOR")
 
 
 SURROGATES = {
@@ -173,8 +172,8 @@ class Settings:
     isolate: str = "auto"
     toolchain: str = "exact"
     sync: str = "store"
-    remote: str = "0"
-    inductor: str = "0"
+    remote: bool = False
+    inductor: bool = False
     answer: Answer = field(default_factory=Answer)
     online_cost: float = 0.05  # of the time in tuned kernels, what exploring may take in mode online
     online_cpu: float = 0.05  # of one core's time, what learning may take in mode online
@@ -213,8 +212,10 @@ class Settings:
             values["mode"] = mode
         for name, accepted in _CHOICES.items():
             parsed(name, partial(_choice, accepted))
+        for name in _SWITCHES:
+            parsed(name, _switch)
         # Whoever checks what the code alone says gives no environment: the permission is still the real one's.
-        remote = "1" in (values.get("remote"), os.environ.get(PREFIX + "REMOTE", "").strip())
+        remote = values.get("remote") is True or os.environ.get(PREFIX + "REMOTE", "").strip() == "1"
         if surrogate is not None:
             check_surrogate(surrogate, "surrogate", remote=remote)
             values["surrogate"] = surrogate
@@ -241,6 +242,10 @@ def _choice(accepted: Sequence[str], text: str) -> str:
     if text not in accepted:
         raise InvalidInputError(f"{text!r}: accepted are {', '.join(accepted)}")
     return text
+
+
+def _switch(text: str) -> bool:
+    return _choice(("0", "1"), text) == "1"
 
 
 def _share(of: str, text: str) -> float:

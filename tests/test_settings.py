@@ -50,7 +50,7 @@ def test_each_variable_is_read() -> None:
         isolate="0",
         toolchain="any",
         sync="rank0",
-        remote="1",
+        remote=True,
         online_cost=0.025,
         online_cpu=0.5,
         answer=Answer(form="reasoned", seconds=60.0),

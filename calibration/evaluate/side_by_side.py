@@ -45,9 +45,8 @@ def surroundings() -> dict[str, Any]:
 def rehearsing(kernels: Iterable[TritonKernel]) -> Iterator[None]:
     """Run what is within on the rehearsal driver, each config with a time that is made up, so that code can be tested."""
     times = {
-        k.function.__name__: {
-            c: 20_000.0 * (1 + int(c.digest[:4], 16) / 0xFFFF) for c in k.space
-        }  # so long that few launches do
+        # So long that few launches do.
+        k.function.__name__: {c: 20_000.0 * (1 + int(c.digest[:4], 16) / 0xFFFF) for c in k.space}
         for k in kernels
     }
     with rehearsal("H200", times):

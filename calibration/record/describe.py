@@ -142,7 +142,7 @@ def descriptions(
         InvalidInputError: the kernel has no such case.
     """
     from forecast_autotune.compilers.triton_launches import launches, static_features
-    from forecast_autotune.frontends.load_inline.described import DescribedSources
+    from forecast_autotune.frontends.load_inline.cuda_static_features import CudaSourceTexts
     from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
     with rehearsal(hardware=hardware):  # some kernels ask their device how large it is
@@ -153,7 +153,7 @@ def descriptions(
             yield from (told.get(config, {}) for config in configs)
             return
         if isinstance(kernel, Kernel):
-            sources = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
+            sources = CudaSourceTexts(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
             of_call = sources.of_call(kernel.name, args, hardware)
             yield from (of_call(config) or {} for config in configs)
             return

@@ -219,9 +219,8 @@ class ProgramRecorder:
             "device": self.machine,
             "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
-        with contextlib.suppress(
-            Exception
-        ):  # a grid of the user's that does not run by itself, an argument of a new kind
+        # A grid of the user's that does not run by itself, an argument of a new kind.
+        with contextlib.suppress(Exception):
             recorded["call"] = encode_call(call.args, call.kwargs, grids_of(call, configs))
         return recorded
 

@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from ..core.layout import Block, Facts, Table
 from ..evaluation.replay_runner import Row, Task
-from .output import print_paragraph, print_table
+from .output import print_blocks
 
 SHOWN_PRIORS = 8  # of what the surrogate had been fitted on, in the tables; --json names all
 
@@ -68,26 +69,34 @@ def _mean_row(rows: Sequence[Row]) -> Row:
 
 def show_report(report: Report, priors: Sequence[str]) -> None:
     """Print the report as tables, and what the surrogate had been fitted on."""
-    _print_rows(
-        "Slowdown of the decided config against the best in the trace",
-        ("budget", "kernel", "geomean_of_medians", "median", "p90", "worst"),
-        report["summary"],
-    )
-    names = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece", "top_1_percent")
-    _print_rows(
-        "Forecasts in eight bins against the median config", ("trace", "target_measured", *names), report["forecast"]
-    )
+    scores = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece", "top_1_percent")
+    blocks: list[Block] = [
+        _paragraph("Slowdown of the decided config against the best in the trace"),
+        _table(("budget", "kernel"), ("geomean_of_medians", "median", "p90", "worst"), report["summary"]),
+        _paragraph("Forecasts in eight bins against the median config"),
+        _table(("trace",), ("target_measured", *scores), report["forecast"]),
+    ]
     if priors:
         more = f" and {len(priors) - SHOWN_PRIORS} more" if len(priors) > SHOWN_PRIORS else ""
-        print_paragraph(f"Forecasts rest on a model fitted beforehand on {', '.join(priors[:SHOWN_PRIORS])}{more}")
+        shown = ", ".join(priors[:SHOWN_PRIORS])
+        blocks.append(_paragraph(f"Forecasts rest on a model fitted beforehand on {shown}{more}"))
+    print_blocks(blocks)
 
 
-def _print_rows(title: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+def _paragraph(text: str) -> Facts:
+    return Facts([("", text)])
+
+
+def _table(labels: Sequence[str], figures: Sequence[str], rows: Sequence[Row]) -> Table:
     def cell(row: Row, name: str) -> str:
         value = row[name]
         if value is None:
             return "all" if name == "kernel" else "-"
         return f"{value:.3f}" if isinstance(value, float) else str(value)
 
-    headings = [name.replace("_", " ") for name in columns]
-    print_table(headings, [[cell(row, name) for name in columns] for row in rows], title=title)
+    def heading(name: str) -> str:
+        return name.replace("_", " ")
+
+    columns = (*labels, *figures)
+    cells = [[cell(row, name) for name in columns] for row in rows]
+    return Table([heading(name) for name in columns], cells, right=[heading(name) for name in figures])

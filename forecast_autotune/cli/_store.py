@@ -9,15 +9,23 @@ from ..errors import InvalidInputError
 from .output import print_json, say
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ..store.queries import StoreFile
 
 
 def store_of(arguments: argparse.Namespace) -> StoreFile:
     """The store in the folder of `--dir`, else in that of the settings."""
-    from ..settings import Settings
     from ..store.queries import StoreFile
 
-    return StoreFile(arguments.dir if arguments.dir is not None else Settings.from_environment().dir)
+    return StoreFile(store_folder(arguments.dir))
+
+
+def store_folder(given: Path | None) -> Path:
+    """The folder that is given, else that of the settings."""
+    from ..settings import Settings
+
+    return given if given is not None else Settings.from_environment().dir
 
 
 def is_missing(store: StoreFile, empty: object = None) -> bool:

@@ -247,7 +247,7 @@ def _setting(name: str) -> Any:
 
 
 def _as_text(value: object) -> Any:
-    if value is None or isinstance(value, dict):  # a dict says why there is none
+    if value is None or isinstance(value, (bool, dict)):  # a dict says why there is none
         return value
     if isinstance(value, tuple):
         return [_as_text(each) for each in value]

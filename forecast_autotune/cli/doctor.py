@@ -15,6 +15,7 @@ from ..core.figures import short
 from ..store.explanation.failures_alike import failures_alike
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._store import store_folder
 from .output import print_json, print_table
 from .run import add_program_arguments
 
@@ -97,9 +98,8 @@ def _examine(directory: Path | None) -> list[Finding]:
 
 
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
-    store = (
-        [check_store, check_builds, check_locks] if directory or _settings_parse() else []
-    )  # else no folder is known
+    # Without a folder, and with settings that do not parse, no store's folder is known.
+    store = [check_store, check_builds, check_locks] if directory or _settings_parse() else []
     return [
         ("settings", check_settings),
         ("model", check_model),
@@ -162,6 +162,7 @@ def check_settings() -> Iterator[Finding]:
         "online_cpu",
     )
     shown = {name: getattr(settings, name) for name in names}
+    shown |= {"remote": int(settings.remote), "inductor": int(settings.inductor)}
     shown |= {"surrogate": settings.surrogate or "auto", "model": settings.model or "the shipped one"}
     values = ", ".join(f"{name}={value}" for name, value in shown.items())
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")
@@ -404,11 +405,10 @@ def check_hardware() -> Iterator[Finding]:
 def check_store(directory: Path | None) -> Iterator[Finding]:
     """Whether the store can be opened and written to, and on what kind of filesystem it lies."""
     from ..errors import StoreError
-    from ..settings import Settings
     from ..store import filesystem
     from ..store.queries import StoreFile
 
-    folder = directory if directory is not None else Settings.from_environment().dir
+    folder = store_folder(directory)
     store = StoreFile(folder)
     kind = filesystem.filesystem_type(folder) or "unknown"
     network = filesystem.on_network(folder)
@@ -476,9 +476,7 @@ def check_builds(directory: Path | None) -> Iterator[Finding]:
     """Whether extensions can be built into their folder, and only this user can write to it."""
     import shutil
 
-    from ..settings import Settings
-
-    folder = (directory if directory is not None else Settings.from_environment().dir) / "builds"
+    folder = store_folder(directory) / "builds"
     if not folder.is_dir():
         return
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -496,9 +494,7 @@ def check_builds(directory: Path | None) -> Iterator[Finding]:
 
 def check_locks(directory: Path | None) -> Iterator[Finding]:
     """Whether somebody is tuning now, for whom others wait; a lock is free as soon as its process is gone."""
-    from ..settings import Settings
-
-    folder = directory if directory is not None else Settings.from_environment().dir
+    folder = store_folder(directory)
     if held := sum(map(_is_held, folder.glob("locks/*"))):
         advice = "nothing, if it goes on; of a process that hangs, end that one: its locks are free at once"
         yield Finding(

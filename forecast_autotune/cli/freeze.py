@@ -39,8 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         said = "may explore again" if changed else "were not frozen"
     else:
         said = "explore nothing from now on" if changed else "were frozen"
-    missing = (
-        "" if store.exists() else "; there is no store there yet"
-    )  # it may be frozen before the first program runs
+    # It may be frozen before the first program runs.
+    missing = "" if store.exists() else "; there is no store there yet"
     say(f"programs with the store in {folder} {said}{missing}")
     return OK

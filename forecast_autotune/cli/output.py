@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
 from ..core.layout import Block, Emphasis, Facts, Table, as_is, as_text, bold, terminal_width
 from ..core.text import plain
@@ -42,30 +42,13 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
-def print_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = (), title: str = ""
-) -> None:
-    """Print rows under headings.
-
-    Without a title, a pipe gets a line per row, however long, and a terminal a table of its width. With a title, the table
-    stands in a box under it, in a pipe 160 characters wide.
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Print rows under headings: in a pipe a line per row, however long, and on a terminal a table of its width.
 
     Args:
         right: the columns that are set flush right.
     """
-    if not title:
-        print_blocks([Table(columns, rows, right)])
-        return
-    from rich.box import HEAVY_HEAD
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    table = RichTable(box=HEAVY_HEAD, title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left")
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in row))
-    _page().print(table)
+    print_blocks([Table(columns, rows, right)])
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -103,18 +86,6 @@ def text_for(blocks: Sequence[Block], stream: TextIO) -> str:
 def _form(stream: TextIO) -> tuple[int | None, Emphasis]:
     width = terminal_width(stream)
     return width, as_is if width is None or os.environ.get("TERM") == "dumb" else bold
-
-
-def print_paragraph(text: str) -> None:
-    """Print a sentence under titled tables, wrapped to their width."""
-    _page().print(text, markup=False, highlight=False)
-
-
-def _page() -> Any:
-    """Where titled tables and paragraphs go: as wide as the terminal, in a pipe 160 characters."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 160)
 
 
 def with_progress(rows: Iterable[Row], total: int, doing: str) -> Iterator[Row]:

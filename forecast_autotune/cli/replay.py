@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     for text in budgets:
         BudgetLimits.parse(text)
     settings = Settings.from_environment()
-    check_surrogate(args.surrogate, "--surrogate", remote=settings.remote == "1")
+    check_surrogate(args.surrogate, "--surrogate", remote=settings.remote)
     plan = ReplayPlan(
         traces=tuple(args.traces),
         histories=tuple(_history(trace, args.history) for trace in args.traces),

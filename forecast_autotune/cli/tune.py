@@ -13,6 +13,7 @@ from ..core.figures import as_duration, counted
 from ..errors import InvalidInputError
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
+from ._store import store_folder
 from .output import print_json, print_table, say
 from .run import add_program_arguments, command_of
 from .tune_pending import budget_that_measures
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..distributed.ray_tuning import TuningPlan
     from ..distributed.suites import find_module, is_suite
     from ..distributed.tuning_worker import identity
-    from ..settings import PREFIX, Settings
+    from ..settings import PREFIX
     from ..store.queries import StoreFile
 
     words = arguments.program[arguments.program[:1] == ["--"] :]
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if keys is not None and not keys:
         say(f"{arguments.keys} names no key: there is nothing to tune")
         return OK
-    directory = (Settings.from_environment().dir if arguments.dir is None else arguments.dir).absolute()
+    directory = store_folder(arguments.dir).absolute()
     store = StoreFile(directory)
     store.take([])  # made if there is none, so that workers which see the same file know it
     environment: dict[str, Any] = {n: v for n, v in os.environ.items() if n.startswith(PREFIX)} | {

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import logging
-import os
 import time
 from concurrent.futures import wait
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from ..core.forks import after_fork_in_child
 from ..processes.channel import Message
 from ..processes.endings import WorkersUnavailableError
 from .triton_source import Source
@@ -127,9 +127,7 @@ def _alike(made: Source) -> tuple[str, str]:
 
 launcher_builds = LauncherBuilds()
 """This process's."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=launcher_builds.after_fork_in_child)
+after_fork_in_child(launcher_builds.after_fork_in_child)
 
 
 def build_launcher(task: Message) -> Built:

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core.fork_safe_lock import fork_safe_lock
+from ..core.forks import after_fork_in_child
 from ..processes.channel import Message, memory_file
 from ..processes.core_slots import core_slots
 from ..processes.endings import WorkerDiedError, WorkerKilledError, WorkersUnavailableError, WorkerTimeoutError
@@ -333,7 +335,7 @@ def current_setup() -> Setup | None:
 
 
 _shared: dict[int, WorkerPool] = {}  # by how nice their workers are
-_shared_lock = threading.Lock()
+_shared_lock = fork_safe_lock()
 
 
 def shared_pool() -> WorkerPool:
@@ -362,11 +364,6 @@ def _close_shared() -> None:
         pool.close()
 
 
-def _forget_shared() -> None:
-    global _shared_lock
+@after_fork_in_child
+def _after_fork_in_child() -> None:
     _shared.clear()
-    _shared_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_shared)

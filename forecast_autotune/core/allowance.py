@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
+
+from .forks import after_fork_in_child
 
 
 class Allowance:
@@ -16,9 +17,9 @@ class Allowance:
     """
 
     def __init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start at nothing: in a new account, and in the child of a fork, which launches its own kernels."""
         self._lock = threading.Lock()
         self.kernels_us = 0.0
@@ -49,6 +50,4 @@ class Allowance:
 
 PROCESS_ALLOWANCE = Allowance()
 """What this process has earned and explored."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=PROCESS_ALLOWANCE.begin)
+after_fork_in_child(PROCESS_ALLOWANCE.reset)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import threading
 import time
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..errors import InvalidInputError
+from .forks import after_fork_in_child
 
 ACCEPTED = (
     "a count (16), a share (10%), a time (2s, 500ms, 1min), 0, all, or several with commas (16,30s); and a time for all "
@@ -119,9 +119,9 @@ class TotalSpent:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Start at nothing: in a new account, and in the child of a fork, whose parent's runs are not its own."""
         self._lock = threading.Lock()
         self._under_way = 0
@@ -153,9 +153,7 @@ class TotalSpent:
 
 PROCESS_TOTAL = TotalSpent()
 """What this process has spent on tuning."""
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=PROCESS_TOTAL.begin)
+after_fork_in_child(PROCESS_TOTAL.reset)
 
 
 class Budget:

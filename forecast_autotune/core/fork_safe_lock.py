@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 from weakref import WeakSet
+
+from .forks import after_fork_in_child
 
 if TYPE_CHECKING:
     from _thread import RLock
@@ -20,13 +21,10 @@ def fork_safe_lock() -> RLock:
     return lock
 
 
-def _free_in_child() -> None:
+@after_fork_in_child
+def _after_fork_in_child() -> None:
     for lock in list(_locks):
         if lock.acquire(blocking=False):  # nobody holds it, or the thread that forked
             lock.release()
         else:
             lock._at_fork_reinit()  # type: ignore[attr-defined]  # as `logging` does
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free_in_child)

@@ -23,7 +23,6 @@ def _is_a_handlers(frame: types.FrameType) -> bool:
     rest = values.get(varargs) if varargs else None
     if type(rest) is tuple:
         given.extend(rest)
-    has_number = any(
-        issubclass(type(value), int) for value in given
-    )  # a value may be anything: isinstance could ask it
+    # A value may be anything: isinstance could ask it.
+    has_number = any(issubclass(type(value), int) for value in given)
     return has_number and frame.f_back is not None and any(value is frame.f_back for value in given)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+from ..core.fork_safe_lock import fork_safe_lock
+from ..core.forks import after_fork_in_child
 from ..core.user_warnings import warn_once
 from ..errors import InvalidInputError, TuningWarning
 
@@ -321,17 +323,14 @@ def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-_OPENING = threading.Lock()
+_OPENING = fork_safe_lock()
 _group: tuple[weakref.ref[Any], JobChannel] | None = None
 _agent: tuple[tuple[object, ...], JobChannel] | None = None
 _PARENTS: list[object] = []  # channels of the process this one was forked from: their connections are the parent's
 
 
+@after_fork_in_child
 def _after_fork_in_child() -> None:
-    global _OPENING, _group, _agent
+    global _group, _agent
     _PARENTS.extend((_group, _agent))
-    _OPENING, _group, _agent = threading.Lock(), None, None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+    _group, _agent = None, None

@@ -127,9 +127,8 @@ class SqliteWorkSharing:
 
         claimed: set[Config] = set()
         for text, holder, device in self._store.connection.run(read) or []:
-            if not re.fullmatch(
-                r"[0-9a-f]{32}", str(device)
-            ):  # becomes part of a file's name: no process wrote this row
+            # It becomes part of a file's name; no process of ours wrote another.
+            if not re.fullmatch(r"[0-9a-f]{32}", str(device)):
                 continue
             if self._is_free(device):
                 self._release(text, holder)

@@ -49,9 +49,8 @@ class CudaText:
 
     def __init__(self, texts: Sequence[str], folders: Sequence[str]) -> None:
         self._texts, self._folders = tuple(texts), tuple(folders)
-        self._read: list[
-            tuple[dict[str, Any], Any]
-        ] = []  # names that conditions asked for with what they were, and what was read or failed
+        # Names that conditions asked for with what they were, and what was read or failed.
+        self._read: list[tuple[dict[str, Any], Any]] = []
 
     def features(
         self, function: str, arguments: Sequence[Argument], knobs: Mapping[str, Any], hardware: Hardware | None

@@ -69,14 +69,14 @@ def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budg
 
 def decide(
     job: Job,
-    how: Request,
+    request: Request,
     *,
     compiler: Compiler,
     measurer: Measurer,
     store: Store,
     listener: Listener | None = None,
     device: str = "",
-    earlier: Decision | None = None,
+    previous_decision: Decision | None = None,
 ) -> Resolution:
     """The decision for a job: stored, or tuned now; by the ranks of one job alike.
 
@@ -86,28 +86,30 @@ def decide(
         listener: told how far the run has come.
         device: identifies the physical device, as `probe.device_identity` tells it; where it is unknown, nothing is shared.
             In a process of `tune` its name holds.
-        earlier: the decision that this process was given last time, to be asked for again.
+        previous_decision: the decision that this process was given last time, to be asked for again.
     Raises:
         CacheMissError: mode is `strict` and there is no decision for this key, also not in a pack or a trusted remote store
             that was still being read and is waited for, 30 s at most.
         NoWorkingConfigError: nothing can be run.
     """
     if not is_asked_for(job):
-        how = replace(how, budget=NOTHING, unmeasured="the list of keys to tune does not name it")
-    budget = Budget(how.budget, total=PROCESS_TOTAL)
+        request = replace(request, budget=NOTHING, unmeasured="the list of keys to tune does not name it")
+    budget = Budget(request.budget, total=PROCESS_TOTAL)
     if not budget.measures:
-        how = by_held_model(how)
-    shares, device = None, device_of_tune() or (device if how.shard else "")
-    if device and how.settings.sync == "store" and isinstance(store, SqliteStore):
-        shares = SqliteWorkSharing(store, job, device=device)
+        request = by_held_model(request)
+    work_sharing, device = None, device_of_tune() or (device if request.shard else "")
+    if device and request.settings.sync == "store" and isinstance(store, SqliteStore):
+        work_sharing = SqliteWorkSharing(store, job, device=device)
     # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
-    surrogate = informed(how, job, store, limit_s=ask_limit_s(how, budget), busy=shares.wanted if shares else None)
-    meanwhile = informed(how, job, store, limit_s=0.0)
+    surrogate = informed(
+        request, job, store, limit_s=ask_limit_s(request, budget), busy=work_sharing.wanted if work_sharing else None
+    )
+    interim_surrogate = informed(request, job, store, limit_s=0.0)
     fleet = store if isinstance(store, FleetStore) else None
-    store = _with_ranks(store, how)
-    recalled = _recalled(job, how, store) if how.never_measures else None
-    if how.settings.mode == "strict" and recalled is None:
-        recalled = _recalled_late(job, how, store, fleet)
+    store = _with_ranks(store, request)
+    recalled = _recalled(job, request, store) if request.never_measures else None
+    if request.settings.mode == "strict" and recalled is None:
+        recalled = _recalled_late(job, request, store, fleet)
     if recalled is not None:
         resolution = Resolution(store.publish_decision(job, recalled))
     else:
@@ -115,25 +117,25 @@ def decide(
             job,
             compiler=compiler,
             surrogate=surrogate,
-            policy=_with_suggestions(make_policy(budget), job, how.settings, budget, fleet),
+            policy=_with_suggestions(make_policy(budget), job, request.settings, budget, fleet),
             measurer=measurer,
             store=store,
             budget=budget,
             listener=listener,
-            shares=shares,
-            meanwhile=meanwhile,
-            earlier=earlier,
-            arrived=None if fleet is None or budget.all else fleet.arrivals(job),
+            work_sharing=work_sharing,
+            interim_surrogate=interim_surrogate,
+            previous_decision=previous_decision,
+            remote_decision=None if fleet is None or budget.all else fleet.arrivals(job),
         )
     if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
         resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
-    note_if_pending(store, job, resolution.decision, how.settings, budget, how.unmeasured)
-    if how.settings.model is None:
-        keep_model(how.settings.dir, resolution.decision)
+    note_if_pending(store, job, resolution.decision, request.settings, budget, request.unmeasured)
+    if request.settings.model is None:
+        keep_model(request.settings.dir, resolution.decision)
     return resolution
 
 
-def _recalled_late(job: Job, how: Request, store: Store, fleet: FleetStore | None) -> Decision:
+def _recalled_late(job: Job, request: Request, store: Store, fleet: FleetStore | None) -> Decision:
     """The decision that is recalled once what other machines may have decided is read.
 
     Raises:
@@ -143,10 +145,10 @@ def _recalled_late(job: Job, how: Request, store: Store, fleet: FleetStore | Non
     if fleet is not None:
         if fleet.is_reading(job):
             _await_read(job, fleet)
-            if (recalled := _recalled(job, how, store)) is not None:
+            if (recalled := _recalled(job, request, store)) is not None:
                 return recalled
         unread = fleet.unread(job)
-    note_if_pending(store, job, None, how.settings, Budget(how.budget), how.unmeasured)
+    note_if_pending(store, job, None, request.settings, Budget(request.budget), request.unmeasured)
     missed = _missed(job, store) + "".join(f"; {what}, which may have one, is not read" for what in unread)
     raise CacheMissError(f"{missed}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
 
@@ -176,7 +178,7 @@ def _await_read(job: Job, fleet: FleetStore) -> None:
 
 
 def learn(
-    job: Job, how: Request, *, compiler: Compiler, calls: RealCalls, observed: RememberingPolicy, store: Store
+    job: Job, request: Request, *, compiler: Compiler, calls: RealCalls, observed: RememberingPolicy, store: Store
 ) -> Resolution:
     """The decision that real calls come to. It waits for them, so it is called in a thread of its own.
 
@@ -188,35 +190,35 @@ def learn(
         NoWorkingConfigError: nothing can be run.
     """
     # Seconds in which nobody works do not count: it may be hours until a key is called again.
-    budget = Budget(how.learns or NOTHING, clock=lambda: time.perf_counter() - calls.waited_s)
-    surrogate = informed(how, job, store, limit_s=math.inf)
+    budget = Budget(request.learns or NOTHING, clock=lambda: time.perf_counter() - calls.waited_s)
+    surrogate = informed(request, job, store, limit_s=math.inf)
     fleet = store if isinstance(store, FleetStore) else None
-    observed.policy = _with_suggestions(make_policy(budget), job, how.settings, budget, fleet)
+    observed.policy = _with_suggestions(make_policy(budget), job, request.settings, budget, fleet)
     return tune(
         job,
         compiler=compiler,
         surrogate=surrogate,
         policy=observed,
         measurer=calls,
-        store=_with_ranks(store, how, measures=True),
+        store=_with_ranks(store, request, measures=True),
         budget=budget,
-        meanwhile=informed(how, job, store, limit_s=0.0),
+        interim_surrogate=informed(request, job, store, limit_s=0.0),
         patient=True,
     )
 
 
-def launched_first(job: Job, how: Request, store: Store) -> Decision:
+def launched_first(job: Job, request: Request, store: Store) -> Decision:
     """What the first call of a key runs where nothing is measured yet: stored, else forecast, else the default.
 
     Nothing is noted or kept.
     """
-    how = by_held_model(how)
-    if recalled := _recalled(job, how, store):
+    request = by_held_model(request)
+    if recalled := _recalled(job, request, store):
         return recalled
     return tune(
         job,
         compiler=NoCompiler(),
-        surrogate=informed(how, job, store, limit_s=0.0),
+        surrogate=informed(request, job, store, limit_s=0.0),
         policy=StoredOnly(),
         measurer=NO_MEASURER,
         store=store,
@@ -224,26 +226,26 @@ def launched_first(job: Job, how: Request, store: Store) -> Decision:
     ).decision
 
 
-def first_forecasts(job: Job, how: Request, store: Store) -> tuple[Sequence[Forecast | Abstention], str]:
+def first_forecasts(job: Job, request: Request, store: Store) -> tuple[Sequence[Forecast | Abstention], str]:
     """What is forecast of each config of a job by all that is stored, and by which version of the fitted model.
 
     For a compiler that times configs itself: no language model is asked, and nothing that fails is raised.
     """
-    forecaster = Forecaster(job, informed(how, job, store, limit_s=0.0))
+    forecaster = Forecaster(job, informed(request, job, store, limit_s=0.0))
     outcomes = {config: outcome for config, outcome in store.outcomes(job).items() if config in job.space}
     forecaster.start(store.related_recordings(job), outcomes, {})
     return forecaster.forecasts, forecaster.model_version
 
 
-def keep_decision(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
+def keep_decision(job: Job, request: Request, store: Store, decision: Decision) -> Decision:
     """Store a decision that was made elsewhere than in `decide`; returns the one that all ranks of the job hold to."""
     store.decide(job, decision)
-    return hold_to(job, how, store, decision)
+    return hold_to(job, request, store, decision)
 
 
-def hold_to(job: Job, how: Request, store: Store, decision: Decision) -> Decision:
+def hold_to(job: Job, request: Request, store: Store, decision: Decision) -> Decision:
     """The decision that all ranks of the job hold to: this one, unless one of them has published another before."""
-    return _with_ranks(store, how).publish_decision(job, decision)
+    return _with_ranks(store, request).publish_decision(job, decision)
 
 
 def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -252,37 +254,37 @@ def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return function if dynamo is None else dynamo.disable(function)
 
 
-def recall(job: Job, how: Request, store: Store) -> Decision | None:
+def recall(job: Job, request: Request, store: Store) -> Decision | None:
     """The decision a job has where nothing may be measured: the ranks' or a stored one; None if it is to be forecast."""
-    return _recalled(job, how, _with_ranks(store, how))
+    return _recalled(job, request, _with_ranks(store, request))
 
 
-def _recalled(job: Job, how: Request, store: Store) -> Decision | None:
+def _recalled(job: Job, request: Request, store: Store) -> Decision | None:
     known = store.shared_decision(job) or stored(job, store)
     # Within a process, as in Triton, calls that differ in constexprs alone share a decision, and only the first is stored.
-    return known or (stored_for_any_constexprs(job, store) if how.never_measures else None)
+    return known or (stored_for_any_constexprs(job, store) if request.never_measures else None)
 
 
-def ranks_decide(how: Request) -> bool:
+def ranks_decide(request: Request) -> bool:
     """Whether all ranks of a job come to one decision, which is then known to none of them ahead."""
-    return _channel(how) is not None
+    return _channel(request) is not None
 
 
-def _channel(how: Request) -> JobChannel | None:
+def _channel(request: Request) -> JobChannel | None:
     """The way to the other ranks; in mode `forecast` they decide alike by themselves."""
-    if how.settings.sync != "rank0" or how.settings.mode == "forecast":
+    if request.settings.sync != "rank0" or request.settings.mode == "forecast":
         return None
-    return job_channel(call_s=how.patience.call_s)
+    return job_channel(call_s=request.patience.call_s)
 
 
-def _with_ranks(store: Store, how: Request, *, measures: bool = False) -> Store:
+def _with_ranks(store: Store, request: Request, *, measures: bool = False) -> Store:
     """The store through which all ranks come to one decision; `measures` where one is measured, whatever the budget."""
-    channel = _channel(how)
+    channel = _channel(request)
     if channel is None:
         return store
     # The rank that tunes spends its total first: what it decides from then on is for those that have spent nothing too.
-    measures = measures or how.total_spent or how.budget.measures
-    return JobStore(store, channel, measures=measures, patience=how.patience)
+    measures = measures or request.total_spent or request.budget.measures
+    return JobStore(store, channel, measures=measures, patience=request.patience)
 
 
 def _missed(job: Job, store: Store) -> str:

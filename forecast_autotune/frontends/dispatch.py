@@ -46,7 +46,7 @@ from .online.learning import Learnable, Learning
 from .online.learning_threads import learners
 from .online.unhurried import InBackground, RememberingPolicy
 from .pending import holds_unmeasured, is_unmeasured
-from .request import Request, request, takes_time
+from .request import Request, make_request, takes_time
 from .tuning_lock import tuning_lock
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class FrontDoor(Protocol):
     def default(self, call: Any) -> Any:
         """The launcher for a call whose key cannot be decided now."""
 
-    def tuning(self, call: Any, how: Request) -> Tuning:
+    def tuning(self, call: Any, request: Request) -> Tuning:
         """What there is to decide for a call. The caller's own mistakes are raised here."""
 
     def forget_shortcuts(self) -> None:
@@ -153,7 +153,7 @@ class Dispatcher:
             "surrogate": surrogate,
             "shard": shard,
         }
-        request(**self._options, environment={})  # do they parse?
+        make_request(**self._options, environment={})  # do they parse?
         self.table = KeyTable(door.forget_shortcuts)
         self.decisions: dict[Any, Decision] = Recent()
         # Where each of them was kept.
@@ -175,7 +175,7 @@ class Dispatcher:
         Raises:
             InvalidInputError: a setting does not parse.
         """
-        return request(**{**self._options, **changes})
+        return make_request(**{**self._options, **changes})
 
     def why_unmeasured(self, call: Any) -> str:
         """See `FrontDoor`."""
@@ -219,32 +219,32 @@ class Dispatcher:
             return entry
 
     def _decide(self, key: Hashable, call: Any, unmeasured: str, before: Entry | None) -> Entry:
-        how = self.request()
+        request = self.request()
         if unmeasured:
-            how = replace(how, budget=NOTHING, unmeasured=unmeasured)
+            request = replace(request, budget=NOTHING, unmeasured=unmeasured)
         if unpack_hook() is not None:
-            how = replace(how, learns=None)
+            request = replace(request, learns=None)
         began = time.perf_counter()
         provisional = Provisional(why=unmeasured) if unmeasured else None
-        with unobserved(), show_progress(self._door.name) if takes_time(how) else nullcontext() as watched:
-            tuning = self._door.tuning(call, how)
+        with unobserved(), show_progress(self._door.name) if takes_time(request) else nullcontext() as watched:
+            tuning = self._door.tuning(call, request)
             undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
-            if how.settings.mode == "first" or unmeasured in UNDECIDED:
+            if request.settings.mode == "first" or unmeasured in UNDECIDED:
                 return undecided
             try:
                 if (job := tuning.job) is None:
                     return undecided
-                store = self.store(job.hardware, how.settings)
-                with tuning.measurer() as measurer, tuning_lock.slow(takes_time(how)):
+                store = self.store(job.hardware, request.settings)
+                with tuning.measurer() as measurer, tuning_lock.slow(takes_time(request)):
                     resolution = decide(
                         job,
-                        how,
+                        request,
                         compiler=tuning.compiler,
                         measurer=measurer,
                         store=store,
                         listener=watched,
                         device=tuning.device,
-                        earlier=self.decisions.get(key) if _awaits_another_process(before) else None,
+                        previous_decision=self.decisions.get(key) if _awaits_another_process(before) else None,
                     )
                     decision, measured = resolution.decision, int(measurer.measured)
                     may_compare = not unmeasured and decision.config != job.space.default
@@ -252,7 +252,7 @@ class Dispatcher:
                     if failure is not None:
                         chosen_by = "was measured in another process" if measured else _source(decision)
                         decision = self._refuse(job, decision, failure, store, chosen_by)
-                may_learn = how.learns is not None and not unmeasured
+                may_learn = request.learns is not None and not unmeasured
                 learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
                 if learnable is not None and learnable.compares and not decision.tried:
                     decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
@@ -275,7 +275,7 @@ class Dispatcher:
         is_measured = not is_unmeasured(decision)
         if resolution.retry_after_s is not None:
             provisional = _look_later(resolution.retry_after_s, before)
-        elif how.budget.measures and decision.none_ran and job.space.default not in store.outcomes(job):
+        elif request.budget.measures and decision.none_ran and job.space.default not in store.outcomes(job):
             provisional = _try_again(before, time.perf_counter() - began)
         elif is_measured:
             provisional = None
@@ -287,7 +287,7 @@ class Dispatcher:
         )
         if learnable is not None and resolution.retry_after_s is None:
             entry.provisional = Provisional()
-            entry.learning = self._learning(key, entry, decision.config, job, how, store, learnable)
+            entry.learning = self._learning(key, entry, decision.config, job, request, store, learnable)
         return entry
 
     def _learning(
@@ -296,18 +296,18 @@ class Dispatcher:
         entry: Entry,
         incumbent: Config,
         job: Job,
-        how: Request,
+        request: Request,
         store: SqliteStore,
         learnable: Learnable,
     ) -> Learning:
         """What the calls of a key teach, which is launched on `incumbent` meanwhile."""
-        at_work.share = how.settings.online_cpu
-        observed = RememberingPolicy(lambda: not is_frozen(how.settings.dir))
+        at_work.share = request.settings.online_cpu
+        observed = RememberingPolicy(lambda: not is_frozen(request.settings.dir))
         calls = RealCalls(
             incumbent=incumbent,
             default=job.space.default,
             allowance=PROCESS_ALLOWANCE,
-            share=how.settings.online_cost,
+            share=request.settings.online_cost,
             new_event=learnable.new_event,
             on_host=learnable.on_host,
             keep_busy=learnable.keep_busy,
@@ -323,7 +323,7 @@ class Dispatcher:
         def decide() -> None:
             began = time.perf_counter()
             compiler = InBackground(learnable.compiler, job.space.default, calls)
-            once = partial(learn, job, how, compiler=compiler, calls=calls, observed=observed, store=store)
+            once = partial(learn, job, request, compiler=compiler, calls=calls, observed=observed, store=store)
             pause_s = FIRST_RETRY_S
             while (resolution := once()).retry_after_s is not None:
                 calls.rest(pause_s)  # another process or rank learns it

@@ -32,7 +32,7 @@ _lessons: WeakKeyDictionary[SqliteStore, dict[str, tuple[Lessons, int]]] = WeakK
 
 
 def informed(
-    how: Request, job: Job, store: Store, *, limit_s: float, busy: Callable[[], bool] | None = None
+    request: Request, job: Job, store: Store, *, limit_s: float, busy: Callable[[], bool] | None = None
 ) -> Surrogate:
     """The surrogate with what settings, budget and store have to say; in mode `forecast` no store says anything.
 
@@ -40,8 +40,8 @@ def informed(
         limit_s: seconds for which a language model may be asked; 0 for one that must not be.
         busy: as `remembering`.
     """
-    surrogate: Surrogate = WithContext(how.surrogate, lambda context: replace(context, ask_limit_s=limit_s))
-    if how.settings.mode == "forecast" or not isinstance(store, SqliteStore):
+    surrogate: Surrogate = WithContext(request.surrogate, lambda context: replace(context, ask_limit_s=limit_s))
+    if request.settings.mode == "forecast" or not isinstance(store, SqliteStore):
         return surrogate
     return _recalibrated(remembering(surrogate, store, busy=busy), store, job.hardware.kind)
 
@@ -64,23 +64,23 @@ def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], 
     return WithContext(surrogate, remember)
 
 
-def by_held_model(how: Request) -> Request:
+def by_held_model(request: Request) -> Request:
     """The request of a decision that rests on forecasts alone: none are made where the model that is held is not here.
 
     Whoever holds a model wants its answers or the default, not those of another one. Where configs are measured, the other
     surrogates forecast without it, with a warning.
     """
-    uses = (how.surrogate, *getattr(how.surrogate, "members", ()))
-    if how.settings.model is None or not any(isinstance(surrogate, Learned) for surrogate in uses):
-        return how
+    uses = (request.surrogate, *getattr(request.surrogate, "members", ()))
+    if request.settings.model is None or not any(isinstance(surrogate, Learned) for surrogate in uses):
+        return request
     try:
-        held_prior(how.settings.model)
+        held_prior(request.settings.model)
     except (OSError, InvalidInputError) as err:
-        why = f"{PREFIX}MODEL={how.settings.model}: {error_text(err)}"
+        why = f"{PREFIX}MODEL={request.settings.model}: {error_text(err)}"
         meanwhile = "Keys that are not measured run their first config meanwhile"
         warn_once(f"{why}; name a model that is here, or unset it. {meanwhile}", TuningWarning)
-        return replace(how, surrogate=_Silent(why))
-    return how
+        return replace(request, surrogate=_Silent(why))
+    return request
 
 
 class _Silent(StatelessSurrogate):
@@ -95,9 +95,9 @@ class _Silent(StatelessSurrogate):
         return [Abstention(self.name, self.why)] * len(context.job.space)
 
 
-def ask_limit_s(how: Request, budget: Budget) -> float:
+def ask_limit_s(request: Request, budget: Budget) -> float:
     """How many seconds of a budget a language model may be asked for."""
-    if how.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
+    if request.unmeasured:  # a graph is being captured or code compiled: nothing may be loaded, asked or waited for
         return 0.0
     seconds = budget.seconds_left
     return seconds * MODEL_SHARE if 0 < seconds < math.inf else math.inf

@@ -48,7 +48,7 @@ class Request:
         return self.settings.mode == "tune" and not self.budget.measures and not self.unmeasured
 
 
-def request(
+def make_request(
     budget: str | int | None,
     *,
     default_budget: str,
@@ -118,6 +118,6 @@ def may_learn(settings: Settings) -> bool:
     return not why
 
 
-def takes_time(how: Request) -> bool:
+def takes_time(request: Request) -> bool:
     """Whether deciding may take long: it measures, or asks a language model. Of mode strict nobody may run the default."""
-    return how.settings.mode != "strict" and (how.surrogate.asks_model or how.budget.measures)
+    return request.settings.mode != "strict" and (request.surrogate.asks_model or request.budget.measures)

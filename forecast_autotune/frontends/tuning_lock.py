@@ -7,13 +7,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 
+from ..core.forks import after_fork_in_child
+
 
 class TuningLock:
     """Held by the one thread that decides. Others wait for it while that is quick, and do without while it is slow."""
 
     def __init__(self) -> None:
         self._reset()
-        os.register_at_fork(after_in_child=self._reset)
+        after_fork_in_child(self._reset)
 
     def _reset(self) -> None:
         """Nobody holds it; in the child of a fork, whose thread may not be the holder's."""

@@ -185,10 +185,10 @@ def why_unknown(key: TuningKey, not_imported: Mapping[str, str]) -> str:
 
 def _first_configs(job: Job, dispatcher: Dispatcher) -> list[Config]:
     """What the first call of a key runs; with the default, where measuring would begin with that."""
-    how = dispatcher.request()
-    if how.settings.mode == "first":
+    request = dispatcher.request()
+    if request.settings.mode == "first":
         return [job.space.default]
-    decision = launched_first(job, how, open_store(how.settings))
+    decision = launched_first(job, request, open_store(request.settings))
     return list(dict.fromkeys([decision.config, *([] if decision.tried else [job.space.default])]))
 
 

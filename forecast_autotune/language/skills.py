@@ -100,9 +100,8 @@ def fitting(skills: Iterable[KnobEffect], job: Job, most: int = MOST) -> list[Kn
         group = (*nearness(skill), skill.knob)
         ordered.append((nearness(skill), turns[group], skill))
         turns[group] += 1
-    return [
-        skill for *_, skill in sorted(ordered, key=lambda ranked: ranked[:2])[:most]
-    ]  # sorting keeps equals in order
+    # Sorting keeps equals in order.
+    return [skill for *_, skill in sorted(ordered, key=lambda ranked: ranked[:2])[:most]]
 
 
 def key_numbers(key: Mapping[str, object]) -> dict[str, Value]:

@@ -12,7 +12,7 @@ from .known_times import KnownTimes
 
 LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded
 COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
-UNSEEN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
+UNFORECAST_SLOWDOWN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
 
 class ExpectedCost:
@@ -52,5 +52,5 @@ class ExpectedCost:
             first_us += statistics.median(seen_us) if seen_us else COMPARE_US + COMPARE_TIMES * level_us
         multiple, default_us = self._expected(trial.config), times.default_us
         if multiple is None or default_us is None:
-            return first_us + UNSEEN * level_us
+            return first_us + UNFORECAST_SLOWDOWN * level_us
         return first_us + max(0.0, multiple * default_us - level_us)

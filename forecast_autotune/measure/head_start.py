@@ -10,14 +10,14 @@ from typing import Any
 
 from ..core.config import Config
 
-TIMES = 1.15  # times what a launch takes the host: for so long the device is kept busy
+HOST_TIME_MARGIN = 1.15  # times what a launch takes the host: for so long the device is kept busy
 MOST_US = 500.0  # where that is more, the launch counts as a part of the call's time
-# Of so many launches, this share took the host no longer than a usual one: threads that work in Python hold up every third,
+# This share of so many launches took the host no longer than a usual one: threads that work in Python hold up every third,
 # by up to 150 us (H100), and to keep a device busy for those costs more than to time another call.
-USUAL, OF = 0.65, 16
+USUAL_SHARE, USUAL_LAUNCHES = 0.65, 16
 MOST_RECORD_US = 50.0  # that keeping a device busy takes the host; the first may load something, another be held up
-FEW = 4  # launches of a config, from which on they tell what is usual for it
-WANTED = 4  # calls that find a device behind the host, after one that waited: then it is left alone
+LEAST_LAUNCHES = 4  # launches of a config, from which on they tell what is usual for it
+ENOUGH_BEHIND = 4  # calls that find a device behind the host, after one that waited: then it is left alone
 MOST_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
 # For how long a device was busy, over what it was asked for: the middle of so many counts, those beyond are other work's.
 STRETCHES, LEAST_STRETCH, MOST_STRETCH = 5, 0.25, 8.0
@@ -59,7 +59,7 @@ class HeadStart:
 
     A device with nothing to do passes the moment before the launch at once, and what the launch takes the host, some 20 us,
     counts as the kernel's: of two kernels of 5 and 10 us, the second seems slower by a fifth, not twice as slow. Where a
-    call was found to wait, the next ones are given a head start, until `WANTED` of them find the device behind the host.
+    call was found to wait, the next ones are given a head start, until `ENOUGH_BEHIND` of them find the device behind.
 
     Args:
         keep_busy: keeps the current stream of the call's device busy for about so many seconds; None where it cannot be. How
@@ -88,7 +88,7 @@ class HeadStart:
     def us(self, config: Config) -> float:
         """For how long the device is to be kept busy before the next call, under a config."""
         is_wanted = self._wanted > 0 and self._can_help(config)
-        return TIMES * self._usual_us(config) + self._record_us() if is_wanted else 0.0
+        return HOST_TIME_MARGIN * self._usual_us(config) + self._record_us() if is_wanted else 0.0
 
     def cost_us(self, config: Config) -> float:
         """For how long that is likely to keep the device from a call, by the launches that were seen until lately."""
@@ -105,17 +105,17 @@ class HeadStart:
     def _stretch(self) -> float:
         return statistics.median(self._stretches) if self._stretches else 1.0
 
-    def _usual_us(self, config: Config, share: float = USUAL) -> float:
+    def _usual_us(self, config: Config, share: float = USUAL_SHARE) -> float:
         """That a share of the launches of a config took the host no longer than; of those of any, while there are few."""
         of_any, own = (sorted(self._hosts_us.get(which, ())) for which in (None, config))
-        if len(own) >= FEW:
+        if len(own) >= LEAST_LAUNCHES:
             return own[int(share * (len(own) - 1))]
         usual_us = of_any[int(share * (len(of_any) - 1))] if of_any else 0.0
         least_us = min(own, default=0.0)  # it may take longer than those of others, or something held it up
-        return max(usual_us, least_us) if TIMES * least_us <= MOST_US else usual_us
+        return max(usual_us, least_us) if HOST_TIME_MARGIN * least_us <= MOST_US else usual_us
 
     def _can_help(self, config: Config) -> bool:
-        return self._keep_busy is not None and TIMES * self._usual_us(config) <= MOST_US
+        return self._keep_busy is not None and HOST_TIME_MARGIN * self._usual_us(config) <= MOST_US
 
     def give(self, config: Config) -> Head | None:
         """Keep the device busy, where it would wait for the launch of a config; None where it is left alone."""
@@ -132,16 +132,16 @@ class HeadStart:
 
     def recorded(self, head: Head) -> None:
         """Note that the moment before the launch is recorded."""
-        self._records_us = (*self._records_us[1 - OF :], (time.perf_counter() - head.began_s) * 1e6)
+        self._records_us = (*self._records_us[1 - USUAL_LAUNCHES :], (time.perf_counter() - head.began_s) * 1e6)
 
     def saw(self, config: Config, host_us: float) -> None:
         """Note what a launch took the host, timed or not."""
         if self._keep_busy is None:
             return
         for which in (config, None):
-            self._hosts_us[which] = (*self._hosts_us.get(which, ())[1 - OF :], host_us)
+            self._hosts_us[which] = (*self._hosts_us.get(which, ())[1 - USUAL_LAUNCHES :], host_us)
         self._seen += 1
-        if self._seen % OF == 0:
+        if self._seen % USUAL_LAUNCHES == 0:
             self._costs_us.clear()
 
     def note(self, config: Config, host_us: float, head: Head | None, *, waited: bool, first: bool) -> bool:
@@ -159,7 +159,7 @@ class HeadStart:
             self.saw(config, host_us)
         self._costs_us.clear()
         if waited:
-            self._wanted = WANTED
+            self._wanted = ENOUGH_BEHIND
         if head is not None:
             head.covered_us = (time.perf_counter() - head.began_s) * 1e6
             if not head.before.query():  # it is behind the host

@@ -28,7 +28,7 @@ from .known_times import LEVEL_SAMPLES, KnownTimes
 LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
 FINAL_PAIRS = 6  # of a finalist, in each round
 FAR = 1.5  # times the incumbent's time: the default, which is a finalist however slow, is run no more
-APART = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
+APART_SIGMAS = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
 FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
@@ -600,7 +600,7 @@ class RealCalls:
             return len(samples) >= MOST_PAIRS
         seen = Measurement(samples_us=tuple(samples))
         gap = abs(seen.median_us / level_us - 1)
-        return gap > APART * seen.relative_error + TIE_MARGIN or APART * seen.relative_error < TIE_MARGIN
+        return gap > APART_SIGMAS * seen.relative_error + TIE_MARGIN or APART_SIGMAS * seen.relative_error < TIE_MARGIN
 
     def _finish(self, trial: CallTrial, samples_us: tuple[float, ...]) -> None:
         trial.outcome = Measurement(samples_us=samples_us, run_s=trial.run_us * 1e-6)

@@ -405,9 +405,8 @@ def _own_namespace() -> bool:
         return True
     if libc.unshare(new_user | new_pid):
         return False
-    with contextlib.suppress(
-        OSError
-    ):  # without the mapping, files belong to nobody, and all is as it was but for names
+    # Without the mapping, files belong to nobody, and all is as it was but for names.
+    with contextlib.suppress(OSError):
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")

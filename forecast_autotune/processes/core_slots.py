@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..core.forks import after_fork_in_child
 from .machine import usable_core_ids
 
 LOOK_EVERY_S = 0.02  # whether a core is free; a compile takes some hundred times as long
@@ -147,12 +148,9 @@ def core_slots() -> CoreSlots:
     return _shared
 
 
-def _forget_shared() -> None:
+@after_fork_in_child
+def _after_fork_in_child() -> None:
     global _shared
     if _shared is not None:
         _shared.after_fork_in_child()
     _shared = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_shared)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.forks import after_fork_in_child
 from .channel import Channel, Message, channels, memory_file
 from .endings import (
     WorkerDiedError,
@@ -53,10 +54,10 @@ class ForkServer:
     def __init__(self, preload: str, *, environment: Mapping[str, str] | None = None) -> None:
         self._preload = preload
         self._environment = environment
-        self._forget()
+        self._reset()
         _servers.add(self)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         """Begin anew, also in a fork of the caller: the server, and a lock that a thread held just then, are not its own."""
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -111,9 +112,8 @@ class ForkServer:
     def _unavailable(self, err: Exception) -> WorkersUnavailableError:
         why = str(err)
         with self._lock:
-            if (
-                self._control is not None and self._log is not None and self._control.is_readable()
-            ):  # the server is gone
+            # Readable though nothing was asked: the server is gone.
+            if self._control is not None and self._log is not None and self._control.is_readable():
                 why = last_words(self._log) or why
                 self._stop()
         return WorkersUnavailableError(f"a worker process cannot be started or set up: {why}")
@@ -214,17 +214,14 @@ def _stop_all() -> None:
         server.stop()
 
 
-def _forget_all() -> None:
+@after_fork_in_child
+def _after_fork_in_child() -> None:
     for server in list(_servers):
         if server._process is not None:
             server._process.returncode = 0  # another's child: or its finaliser would complain that it still runs
         if server._control is not None:
             server._control.close()  # or it would hold the server though the caller is gone
-        server._forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+        server._reset()
 
 
 def last_words(log: int) -> str:

@@ -20,15 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..core.hardware import Hardware
 from ..errors import InvalidInputError
 from ..features.hardware_sheets import tensor_peak_gflops
 from ..processes.channel import Message
-from ..processes.endings import (
-    WorkerRaisedError,
-)
+from ..processes.endings import WorkerRaisedError
 from ..processes.worker import Worker
 from .run_folders import remove
 from .task import SearchTask, Sizes
@@ -60,7 +56,7 @@ class WrongError(Exception):
     """A candidate computed something else; the message says what."""
 
 
-class _FasterThanLightError(WrongError):
+class _ImplausiblyFastError(WrongError):
     """A candidate was done before it can have been."""
 
 
@@ -87,7 +83,7 @@ def at_the_sizes(task: SearchTask) -> list[Question]:
     ]
 
 
-def elsewhere(task: SearchTask) -> list[Question]:
+def further_checks(task: SearchTask) -> list[Question]:
     """What those are asked that could win: Triton compiles each corner, and what is not aligned, anew."""
     corners = [
         Question(name=name, sizes=sizes, of_zeros_and_ones=whole)
@@ -98,7 +94,7 @@ def elsewhere(task: SearchTask) -> list[Question]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Bar:
+class SeedBaseline:
     """What the seed has shown, which candidates are held against; filled in while the seed is examined.
 
     By size: its error (see `_error`), that of each gradient apart, whether it is exact on zeros and ones, runs at shifted
@@ -118,7 +114,7 @@ class Bar:
 
 
 @dataclass(kw_only=True, eq=False)
-class Begun:
+class StartedWorker:
     """A worker that has closed its box and started its device, and has loaded nothing yet."""
 
     worker: Worker
@@ -168,11 +164,13 @@ class Exam:
     """The exam of the candidate that was loaded last, in one worker; a context manager that lets go of the memory they
     share."""
 
-    def __init__(self, task: SearchTask, hardware: Hardware, bar: Bar, begun: Begun, *, is_seed: bool) -> None:
-        self.task, self.bar, self.hardware = task, bar, hardware
-        self.worker, self.is_seed = begun.worker, is_seed
-        self.size = begun.bytes
-        self.memory = mmap.mmap(begun.file, self.size)
+    def __init__(
+        self, task: SearchTask, hardware: Hardware, baseline: SeedBaseline, started: StartedWorker, *, is_seed: bool
+    ) -> None:
+        self.task, self.baseline, self.hardware = task, baseline, hardware
+        self.worker, self.is_seed = started.worker, is_seed
+        self.size = started.bytes
+        self.memory = mmap.mmap(started.file, self.size)
         self.random = random.SystemRandom()  # a candidate that knows the seeds knows the answers
         self.timeout_s = FIRST_TIMEOUT_S
         self._unpin = pin(self.memory, self.task.device)
@@ -271,9 +269,8 @@ class Exam:
         import torch
 
         wanted = [i for i, value in enumerate(values) if isinstance(value, torch.Tensor) and value.requires_grad]
-        if (
-            wanted
-        ):  # arguments that are one tensor, or come of one, have gradients of their own, as those of a candidate
+        # Arguments that are one tensor, or come of one, have gradients of their own, as those of a candidate.
+        if wanted:
             values = [v.detach().requires_grad_(i in wanted) if torch.is_tensor(v) else v for i, v in enumerate(values)]
         with torch.set_grad_enabled(bool(wanted) or torch.is_grad_enabled()):
             outputs = as_outputs(self.task.reference(*values))
@@ -389,6 +386,7 @@ class Exam:
     def _empty(self, described: Message) -> None:
         """Let an output hold what is nobody's, so that whatever is left unwritten shows: by one thread, for torch's wait
         for each other where other processes have the cores."""
+        import numpy as np
         import torch
 
         dtype = getattr(torch, described["dtype"])
@@ -453,13 +451,13 @@ class Exam:
     ) -> float:
         """See `_error` below. Where the seed is off by the rounding of terms that nearly cancel, that is no error of any."""
         try:
-            rounding = place in self.bar.rounds and any(tolerances)
+            rounding = place in self.baseline.rounds and any(tolerances)
             return _error(output, expected, tolerances, where, rounding=rounding)
         except WrongError:
             if not self.is_seed or not any(tolerances):
                 raise
         error = _error(output, expected, tolerances, where, rounding=True)
-        self.bar.rounds.add(place)
+        self.baseline.rounds.add(place)
         return error
 
     def _guarded(self, described: Message, name: str) -> None:
@@ -483,10 +481,10 @@ class Exam:
         for one in asked:
             if one.shifted:
                 where = f"{one.name}, at shifted addresses"
-                self._like_the_seed(self.bar.shifts, where, one.name, one.sizes, shift=SHIFT)
+                self._like_the_seed(self.baseline.shifts, where, one.name, one.sizes, shift=SHIFT)
             elif one.of_zeros_and_ones:
                 where = f"{one.name}, of zeros and ones"
-                self._like_the_seed(self.bar.exact, where, one.name, one.sizes, alter=_zeros_and_ones, exact=True)
+                self._like_the_seed(self.baseline.exact, where, one.name, one.sizes, alter=_zeros_and_ones, exact=True)
             else:
                 drawn = self.draw([(one.name, one.sizes)], twice=True)
                 try:
@@ -504,11 +502,11 @@ class Exam:
     def _precise(self, errors: Mapping[str, float]) -> None:
         for where, error in errors.items():
             if self.is_seed:
-                self.bar.errors[where] = max(error, self.bar.errors.get(where, 0.0))
-            elif error > max(1.0, PRECISION_RATIO * self.bar.errors.get(where, 0.0)):
+                self.baseline.errors[where] = max(error, self.baseline.errors.get(where, 0.0))
+            elif error > max(1.0, PRECISION_RATIO * self.baseline.errors.get(where, 0.0)):
                 raise WrongError(
                     f"at {where}: its error is {error:.2g} units in the last place on average, the seed's "
-                    f"{self.bar.errors.get(where, 0.0):.2g}: it computes in lower precision"
+                    f"{self.baseline.errors.get(where, 0.0):.2g}: it computes in lower precision"
                 )
 
     def _like_the_seed(
@@ -540,11 +538,11 @@ class Exam:
             self._precise(self.judge(first, name))
         bytes_each = self._bytes(first)
         if self.is_seed:
-            self.bar.time_s[name] = took_s
-        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MOST_SETS * self.bar.time_s.get(name, took_s))
+            self.baseline.time_s[name] = took_s
+        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MOST_SETS * self.baseline.time_s.get(name, took_s))
         floor_us = self._floor_us(name, sizes)
         if self.task.device != "cpu":  # so many launches as of the seed, for what one hides is bounded by the batch
-            took_s = self.bar.time_s.get(name, took_s)
+            took_s = self.baseline.time_s.get(name, took_s)
         count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
         beyond: list[float] = []  # of each batch, see `_beyond_us`
@@ -562,14 +560,14 @@ class Exam:
                 if self._is_contradicted(name, launch_us, took_s, count):
                     contradicted, contradicted_s = contradicted + 1, contradicted_s + took_s
                     if contradicted > MOST_CONTRADICTED or contradicted_s > self.timeout_s:
-                        raise _FasterThanLightError(
+                        raise _ImplausiblyFastError(
                             f"at {name}: events say {launch_us:.3g} us a launch, and by the caller's clock {count} of them "
                             f"took {1e6 * took_s:.3g} us, as before in {contradicted - 1} batches: its events do not "
                             "tell the truth"
                         )
                     continue
             if launch_us < LIGHT_RATIO * floor_us:
-                raise _FasterThanLightError(
+                raise _ImplausiblyFastError(
                     f"at {name}: a launch took {launch_us:.3g} us, and the device needs {floor_us:.3g} us at "
                     f"least: it did its "
                     "work at another time"
@@ -578,7 +576,7 @@ class Exam:
             if best_us is not None and len(samples) >= SLOW_BATCHES and min(samples) > SLOW_RATIO * best_us:
                 break
         if self.is_seed and beyond:
-            self.bar.overhead_us[name] = statistics.median(beyond)
+            self.baseline.overhead_us[name] = statistics.median(beyond)
         return samples
 
     def _claimed_us(self, name: str, answer: Message, count: int) -> float:
@@ -596,7 +594,7 @@ class Exam:
         """Whether events and the caller's clock do not go together: the seed's do, whatever they say."""
         if self.is_seed:
             return False
-        most_us = OVERHEAD_RATIO * self.bar.overhead_us.get(name, 0.0) + OVERHEAD_US
+        most_us = OVERHEAD_RATIO * self.baseline.overhead_us.get(name, 0.0) + OVERHEAD_US
         return count * claimed_us > 1.05e6 * took_s + OVERHEAD_US or _beyond_us(claimed_us, took_s, count) > most_us
 
     def _idle_s(self) -> float:
@@ -606,8 +604,8 @@ class Exam:
             self.worker.pause()
             times.append(self._run(0, self.timeout_s)[0])
         if self.is_seed:
-            self.bar.idle_s = min(self.bar.idle_s, *times)
-        return min(self.bar.idle_s, *times)
+            self.baseline.idle_s = min(self.baseline.idle_s, *times)
+        return min(self.baseline.idle_s, *times)
 
     def _bytes(self, drawn: Sequence[_Drawn]) -> int:
         tensors: list[torch.Tensor] = []
@@ -624,7 +622,7 @@ class Exam:
         """
         if self.task.work is None:
             return 0.0
-        if name not in self.bar.floors_us:
+        if name not in self.baseline.floors_us:
             import torch
 
             arguments = self.task.make_inputs(sizes, 0, self.task.device)
@@ -636,8 +634,8 @@ class Exam:
             moved_us = work.bytes / bandwidth / 1e3 if bandwidth else 0.0
             within_cache = work.bytes <= max(self.hardware.l2_bytes, 0)
             moves = self.hardware.kind != "cpu" and not within_cache
-            self.bar.floors_us[name] = max(compute_us, moved_us if moves else 0.0)
-        return self.bar.floors_us[name]
+            self.baseline.floors_us[name] = max(compute_us, moved_us if moves else 0.0)
+        return self.baseline.floors_us[name]
 
 
 def as_outputs(returned: Any) -> list[Any]:

@@ -34,7 +34,17 @@ from ..processes.endings import (
 from ..processes.machine import usable_cores, usable_memory_bytes
 from .compile_ahead import compiler_of
 from .compiled_files import carry, compiled_to
-from .exam import LOAD_TIMEOUT_S, Bar, Begun, Exam, Question, WrongError, as_outputs, at_the_sizes, elsewhere
+from .exam import (
+    LOAD_TIMEOUT_S,
+    Exam,
+    Question,
+    SeedBaseline,
+    StartedWorker,
+    WrongError,
+    as_outputs,
+    at_the_sizes,
+    further_checks,
+)
 from .run_folders import RunFolder
 from .runners import Loadable
 from .shared_workers import SharedWorker, SharedWorkers
@@ -77,13 +87,13 @@ class Checked:
     failure: Failure | None = None
     code: str = ""
     seconds: float = 0.0
-    begun: list[Begun] = field(default_factory=list)
+    started: list[StartedWorker] = field(default_factory=list)
     shared: SharedWorker | None = None
 
     def end(self) -> None:
         """End the workers that are left."""
-        while self.begun:
-            self.begun.pop().close()
+        while self.started:
+            self.started.pop().close()
         if self.shared is not None:
             self.shared.close()
             self.shared = None
@@ -96,18 +106,20 @@ class Examiner:
         task: what is searched for.
         hardware: whose peaks bound what can be believed.
         folder: where each worker gets a folder to write to, which is removed with it.
-        bar: what the seed has shown; empty to examine the seed first.
+        baseline: what the seed has shown; empty to examine the seed first.
     """
 
-    def __init__(self, task: SearchTask, hardware: Hardware, folder: Path, bar: Bar | None = None) -> None:
-        self.task, self.hardware, self.bar = task, hardware, bar or Bar()
+    def __init__(
+        self, task: SearchTask, hardware: Hardware, folder: Path, baseline: SeedBaseline | None = None
+    ) -> None:
+        self.task, self.hardware, self.baseline = task, hardware, baseline or SeedBaseline()
         self.bytes = _handed_over_bytes(task)
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
         self._run: RunFolder | None = None
         self._making = threading.Lock()
         self._warm: Path | None = None
-        self._begun: weakref.WeakSet[Begun] = weakref.WeakSet()
+        self._started: weakref.WeakSet[StartedWorker] = weakref.WeakSet()
         self._ahead = compiler_of(task, hardware, folder)
         self._shared = SharedWorkers(max(CHECKED_IN, self.beside))
         weakref.finalize(self, self._shared.close)
@@ -130,8 +142,8 @@ class Examiner:
             except BaseException:
                 with self._of_begun:
                     self._ends = True
-                    begun = list(self._begun)
-                for one in begun:
+                    started = list(self._started)
+                for one in started:
                     one.worker.kill()
                 raise
             finally:
@@ -153,7 +165,7 @@ class Examiner:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
         futures: list[Future[Checked]] = []
-        asked = [*at_the_sizes(self.task), *(elsewhere(self.task) if everywhere else ())]
+        asked = [*at_the_sizes(self.task), *(further_checks(self.task) if everywhere else ())]
         try:
             with (
                 self._compiled_ahead([(one, asked) for one in candidates]) as compiled,
@@ -205,21 +217,21 @@ class Examiner:
     ) -> None:
         """Check a candidate in a worker of its own, and begin those to time it in."""
         with ThreadPoolExecutor(1 + timings, thread_name_prefix=CHECKS) as pool:  # each takes a second or two to start
-            first = pool.submit(self._begin, candidate, self._warm)
-            others = [pool.submit(self._begin, candidate, None) for _ in range(timings)]
-        checked.begun = [other.result() for other in others if other.exception() is None]
-        with contextlib.closing(first.result()) as begun:
-            compiled = begun.folder / TRITON_FOLDER
+            first = pool.submit(self._start_worker, candidate, self._warm)
+            others = [pool.submit(self._start_worker, candidate, None) for _ in range(timings)]
+        checked.started = [other.result() for other in others if other.exception() is None]
+        with contextlib.closing(first.result()) as started:
+            compiled = started.folder / TRITON_FOLDER
             if ahead is not None:
                 carry(ahead, compiled)
-            self._ask(begun, candidate, asked)
-            begun.worker.close()
+            self._ask(started, candidate, asked)
+            started.worker.close()
             checked.code = compiled_to(compiled, self._warm)
             for other in others:
                 carry(compiled, other.result().folder / TRITON_FOLDER)
 
-    def _ask(self, begun: Begun, candidate: Loadable, asked: Iterable[Question]) -> None:
-        with Exam(self.task, self.hardware, self.bar, begun, is_seed=False) as exam:
+    def _ask(self, started: StartedWorker, candidate: Loadable, asked: Iterable[Question]) -> None:
+        with Exam(self.task, self.hardware, self.baseline, started, is_seed=False) as exam:
             exam.load(candidate.message)
             exam.check(asked)
 
@@ -244,25 +256,27 @@ class Examiner:
             one = self._begin_shared(candidate)
 
     def _begin_shared(self, candidate: Loadable) -> SharedWorker:
-        begun = self._begin(candidate, self._warm)
+        started = self._start_worker(candidate, self._warm)
         try:
-            return SharedWorker(begun=begun, exam=Exam(self.task, self.hardware, self.bar, begun, is_seed=False))
+            return SharedWorker(
+                started=started, exam=Exam(self.task, self.hardware, self.baseline, started, is_seed=False)
+            )
         except BaseException:
-            begun.close()
+            started.close()
             raise
 
-    def _ask_elsewhere(self, candidate: Loadable) -> None:
+    def _ask_further(self, candidate: Loadable) -> None:
         """Check a candidate in a few new workers where it was not checked yet, for at each place it is compiled anew; and
         what rules made at the sizes again, for others may have used the worker that it was checked in."""
 
         def ask(asked: Sequence[Question], ahead: Path | None) -> None:
-            with contextlib.closing(self._begin(candidate, self._warm)) as begun:
+            with contextlib.closing(self._start_worker(candidate, self._warm)) as started:
                 if ahead is not None:
-                    carry(ahead, begun.folder / TRITON_FOLDER)
-                self._ask(begun, candidate, asked)
+                    carry(ahead, started.folder / TRITON_FOLDER)
+                self._ask(started, candidate, asked)
 
         places: dict[tuple[str, bool], list[Question]] = {}
-        for question in [*elsewhere(self.task), *(at_the_sizes(self.task) if candidate.by_rules else ())]:
+        for question in [*further_checks(self.task), *(at_the_sizes(self.task) if candidate.by_rules else ())]:
             places.setdefault((question.name, question.shifted), []).append(question)
         count = min(len(places), CHECKED_IN)
         shares = [[*itertools.chain.from_iterable(list(places.values())[i::count])] for i in range(count)]
@@ -309,7 +323,7 @@ class Examiner:
         """What comes of a candidate that was timed once it is checked elsewhere too."""
         began = time.perf_counter()
         try:
-            self._ask_elsewhere(candidate)
+            self._ask_further(candidate)
         except _ITS_OWN as err:
             spent_s = result.outcome.cost_s + time.perf_counter() - began
             return Result(outcome=replace(_failure(err), cost_s=spent_s))
@@ -322,7 +336,7 @@ class Examiner:
 
         Args:
             sizes: in place of the task's.
-            is_seed: it is a person's: what it shows becomes the bar.
+            is_seed: it is a person's: what it shows becomes the baseline.
         Raises:
             NoBoxError: the system has no box.
             WorkersUnavailableError: no worker can be had.
@@ -361,8 +375,11 @@ class Examiner:
         try:
             timed = self._timed_shared(checked, best_us, sizes)
             if timed is None:
-                ready = checked.begun.pop(0) if checked.begun else self._begin(candidate, self._warm)
-                with contextlib.closing(ready), Exam(self.task, self.hardware, self.bar, ready, is_seed=False) as exam:
+                ready = checked.started.pop(0) if checked.started else self._start_worker(candidate, self._warm)
+                with (
+                    contextlib.closing(ready),
+                    Exam(self.task, self.hardware, self.baseline, ready, is_seed=False) as exam,
+                ):
                     exam.load(candidate.message)
                     timed = self._timed(exam, best_us, sizes)
         except _ITS_OWN as err:
@@ -389,22 +406,22 @@ class Examiner:
     def _examined_seed(self, candidate: Loadable, sizes: Mapping[str, Sizes] | None) -> Result:
         """Check and time the seed in one worker; what Triton compiled for it is kept for all candidates."""
         began = time.perf_counter()
-        asked = [*at_the_sizes(self.task), *elsewhere(self.task)]
+        asked = [*at_the_sizes(self.task), *further_checks(self.task)]
         try:
             with contextlib.ExitStack() as held:
                 with turn_on(self.task.device, alone=False):
-                    begun = held.enter_context(contextlib.closing(self._begin(candidate, self._warm)))
-                    exam = held.enter_context(Exam(self.task, self.hardware, self.bar, begun, is_seed=True))
+                    started = held.enter_context(contextlib.closing(self._start_worker(candidate, self._warm)))
+                    exam = held.enter_context(Exam(self.task, self.hardware, self.baseline, started, is_seed=True))
                     exam.load(candidate.message)
                     exam.check(asked)
                     if self._ahead is not None:
                         self._ahead.draw(asked)  # now, for later nobody keeps others from timing meanwhile
                 with turn_on(self.task.device, alone=True):
                     timed = self._timed(exam, None, sizes)
-                compiled = begun.folder / TRITON_FOLDER
+                compiled = started.folder / TRITON_FOLDER
                 code = compiled_to(compiled, self._warm)
                 if compiled.is_dir():
-                    begun.worker.close()
+                    started.worker.close()
                     self._warm = self._own_folder("warm")
                     carry(compiled, self._warm)
         except _ITS_OWN as err:
@@ -434,7 +451,7 @@ class Examiner:
                 weakref.finalize(self, self._run.close)
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._run.path))
 
-    def _begin(self, candidate: Loadable, compiled: Path | None) -> Begun:
+    def _start_worker(self, candidate: Loadable, compiled: Path | None) -> StartedWorker:
         import torch
 
         folder = self._new_folder(compiled)
@@ -463,13 +480,13 @@ class Examiner:
             if isinstance(err, WorkersUnavailableError) and "SystemLacksError" in str(err):
                 raise NoBoxError(str(err)) from None
             raise
-        begun = Begun(worker=worker, file=file, bytes=self.bytes, folder=folder)
+        started = StartedWorker(worker=worker, file=file, bytes=self.bytes, folder=folder)
         with self._of_begun:
-            self._begun.add(begun)
+            self._started.add(started)
             ends = self._ends
         if ends:  # it was starting when the others were ended
             worker.kill()
-        return begun
+        return started
 
 
 def _handed_over_bytes(task: SearchTask) -> int:

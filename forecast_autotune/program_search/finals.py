@@ -74,7 +74,7 @@ def in_turns(
 ) -> list[Final]:
     """Time each candidate twice, one after the other, each time in a new process; one that fails is out.
 
-    The seed, if it is among them, comes first: it sets the bar at these sizes.
+    The seed, if it is among them, comes first: it sets the baseline at these sizes.
     """
     measured: dict[str, list[tuple[Mapping[str, float], float]]] = {}
     failures: dict[str, str] = {}

@@ -142,7 +142,7 @@ def walk_back(
     sizes = {**task.sizes, **task.held_out}
     steps = steps_to(program, {one.candidate.digest: one for one in archive})
     if steps and budget.may_walk():
-        in_turns(task, [task.seed], sizes, examiner, preparer)  # it sets the bar at all sizes
+        in_turns(task, [task.seed], sizes, examiner, preparer)  # it sets the baseline at all sizes
     for step in reversed(steps):
         simpler = without(program, step)
         if simpler is None or not budget.may_walk():

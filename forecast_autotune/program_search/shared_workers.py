@@ -17,7 +17,7 @@ from ..processes.box import TRITON_FOLDER
 from ..processes.channel import Message
 from ..processes.endings import WorkerDiedError, WorkerMemoryError, WorkerRaisedError, WorkerTimeoutError
 from .compiled_files import carry, compiled_to, forget
-from .exam import Begun, Exam, Question
+from .exam import Exam, Question, StartedWorker
 
 UNLOAD_S = 10.0
 MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
@@ -27,7 +27,7 @@ MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
 class SharedWorker:
     """A worker, the exam that is held in it, and how many candidates it has loaded."""
 
-    begun: Begun
+    started: StartedWorker
     exam: Exam
     loaded: int = 0
 
@@ -40,7 +40,7 @@ class SharedWorker:
         Raises:
             WrongError, WorkerRaisedError, WorkerDiedError, WorkerTimeoutError, WorkerMemoryError: it fails.
         """
-        compiled = self.begun.folder / TRITON_FOLDER
+        compiled = self.started.folder / TRITON_FOLDER
         if self.loaded:
             forget(compiled, warm)
         self.loaded += 1
@@ -54,7 +54,7 @@ class SharedWorker:
     def unload(self) -> bool:
         """Let go of the candidate; whether the worker still answers, and its device does."""
         try:
-            self.begun.worker.resume()  # what is stopped may hold what another process waits for
+            self.started.worker.resume()  # what is stopped may hold what another process waits for
             self.exam.ask({"unload": True}, UNLOAD_S)
         except (WorkerDiedError, WorkerMemoryError, WorkerRaisedError, WorkerTimeoutError):
             return False
@@ -63,7 +63,7 @@ class SharedWorker:
     def close(self) -> None:
         """End it."""
         self.exam.close()
-        self.begun.close()
+        self.started.close()
 
 
 class SharedWorkers:
@@ -84,7 +84,7 @@ class SharedWorkers:
                 one = self._idle.pop() if self._idle else None
             if one is None:
                 return begin()
-            if not one.begun.worker.has_ended:
+            if not one.started.worker.has_ended:
                 return one
             one.close()
 

@@ -241,9 +241,8 @@ def _run(call: Callable[..., Any], sets: Sequence[_Set], device: Any) -> Message
         return {"ran": len(sets)}
     import torch
 
-    torch.cuda._sleep(
-        SPIN_CYCLES * (1 + len(sets))
-    )  # the device is busy until all are queued, so that events tell its time alone
+    # The device is busy until all are queued, so that events tell its time alone.
+    torch.cuda._sleep(SPIN_CYCLES * (1 + len(sets)))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(sets) + 1)]
     events[0].record()
     for one, event in zip(sets, events[1:], strict=True):

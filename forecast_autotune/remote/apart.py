@@ -53,7 +53,7 @@ class ExchangeApart:
         self._complain = complain
         self._worker: Worker | None = None
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Leave the worker to the parent, in the child of a fork."""
         self._worker = None
 

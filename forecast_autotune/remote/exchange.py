@@ -65,9 +65,9 @@ class Exchange:
         self.sources = sources
         self._complain = complain
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Begin anew in the child of a fork."""
-        self.location.forget()
+        self.location.after_fork_in_child()
 
     def close(self) -> None:
         """Nothing to end here; an exchange in a process of its own has that process."""

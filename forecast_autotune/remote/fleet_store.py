@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from ..core.config import Config
 from ..core.decision import Decision
+from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..settings import PackUrl, RemoteStore, Settings
-from ..store import sqlite
 from ..store.rows import Recall, TuningKey
-from ..store.sqlite import SqliteStore, on_scale_of
+from ..store.sqlite import SqliteStore, on_scale_of, open_local_store
 from .apart import ExchangeApart
 from .exchange import Exchange
 from .location import Location
@@ -210,7 +208,7 @@ class FleetStore(SqliteStore):
 
 
 _OPENED: dict[tuple[object, ...], FleetStore] = {}
-_OPENING = threading.Lock()
+_OPENING = fork_safe_lock()
 
 
 def open_store(settings: Settings) -> SqliteStore:
@@ -221,19 +219,10 @@ def open_store(settings: Settings) -> SqliteStore:
     remote, packs = settings.remote_store, settings.packs
     shared = remote is not None or any(isinstance(pack, PackUrl) or pack.is_dir() for pack in packs)
     if not shared or settings.mode == "forecast":
-        return sqlite.open_store(settings)
+        return open_local_store(settings)
     alone = settings.sync != "none"
     key = (str(settings.dir), packs, settings.toolchain, alone, remote)
     with _OPENING:
         if key not in _OPENED:
             _OPENED[key] = FleetStore(settings.dir, remote, packs=packs, toolchain=settings.toolchain, alone=alone)
         return _OPENED[key]
-
-
-def _after_fork_in_child() -> None:
-    global _OPENING
-    _OPENING = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

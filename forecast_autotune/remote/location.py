@@ -54,7 +54,7 @@ class Location:
         self.shown = without_password(url)
         self._opened: tuple[Any, str] | None = None
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Open it anew at the next call: connections of another process cannot be used after a fork."""
         self._opened = None
 

@@ -6,13 +6,13 @@ import atexit
 import concurrent.futures.thread  # noqa: F401  # registers its end before ours, so that ours comes first; storages use it
 import logging
 import math
-import os
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
+from ..core.forks import after_fork_in_child
 from ..core.hardware import REHEARSAL_KINDS, Hardware
 from ..core.job import Job
 from ..core.text import error_text, plain
@@ -58,11 +58,11 @@ class Sync:
         self.warnings = warnings
         self.what = what
         self._is_copied = is_copied
-        self.begin()
+        self._reset()
         _ALL.add(self)
 
-    def begin(self) -> None:
-        """Nothing asked for yet and no thread: in a new one, and in the child of a fork."""
+    def _reset(self) -> None:
+        """Nothing asked for yet and no thread."""
         self.generation = 0  # changes with what is known here of other machines
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -74,7 +74,11 @@ class Sync:
         self._busy = False  # the thread is at it
         self._failures = 0  # in a row
         self._over = False
-        self.exchange.forget()
+
+    def after_fork_in_child(self) -> None:
+        """The thread and its connections are the parent's."""
+        self._reset()
+        self.exchange.after_fork_in_child()
 
     # On a launch's way ----------------------------------------------------------------------------------------------
 
@@ -178,9 +182,8 @@ class Sync:
                 if self._failures:
                     self._asked.clear()  # what could not be read is asked for by the next call that misses it
                 self._failures = 0
-            except (
-                BaseException
-            ) as err:  # a storage's own may be none of `Exception`; without this thread nothing is sent
+            # A storage's own may be none of `Exception`; without this thread nothing is sent.
+            except BaseException as err:
                 self._fail(err)
             with self._changed:
                 self._reading = {}  # also after a failure: nobody is to look out for it any more
@@ -250,13 +253,11 @@ def _end_all() -> None:
         sync.end(until)
 
 
+@after_fork_in_child
 def _after_fork_in_child() -> None:
     for sync in list(_ALL):
-        sync.begin()
+        sync.after_fork_in_child()
 
 
 # At `atexit` it would be too late: by then no executor takes work any more, by which storages look up names of hosts.
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -218,9 +218,9 @@ class Tree:
         self.folder = folder
         self.store = SqliteStore(None, toolchain=toolchain)
         self._complain = complain
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._taken: set[str] = set()
         self._looked: set[tuple[str, int]] = set()
         self._manifest: list[Listed] | None = None
@@ -241,7 +241,7 @@ class Tree:
 
     def after_fork_in_child(self) -> None:
         """Read it again: what was read is the parent's."""
-        self._begin()
+        self._reset()
 
     def _segments_of(self, program: Program) -> Iterator[Listed]:
         if self._manifest is None:
@@ -279,9 +279,9 @@ class PackCopy:
         self.pack = pack
         self.location = Location(pack.url)
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Begin anew in the child of a fork."""
-        self.location.forget()
+        self.location.after_fork_in_child()
 
     def close(self) -> None:
         """Nothing to end here."""

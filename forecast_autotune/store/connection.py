@@ -40,9 +40,9 @@ class StoreConnection:
         self.path = path
         self.journal = journal
         self.warnings = warnings
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Nothing is open yet: in a new store, and in the child of a fork."""
         self.lock = threading.RLock()
         self.deferred = DeferredWrites()
@@ -272,7 +272,7 @@ class StoreConnection:
         """
         inherited = self._inherited or not (self._ready_for_fork or self.in_memory)
         leave_to_parent(self._connection)
-        self._begin()
+        self._reset()
         self._inherited = inherited
 
 

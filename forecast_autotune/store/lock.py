@@ -26,9 +26,9 @@ class SingleFlight:
     def __init__(self, folder: Path | None, *, complain: Callable[[str], None]) -> None:
         self.folder = folder
         self._complain = complain
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Forget every lock: those held when a process forks are the parent's."""
         self._guard = threading.Lock()
         self._threads: dict[str, threading.Lock] = {}

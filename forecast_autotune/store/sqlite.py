@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +12,7 @@ from ..core.config import Config
 from ..core.decision import Decision
 from ..core.digest import digest
 from ..core.forecast import Abstention, Forecast
+from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job, Recording
 from ..core.knob_effect import KnobEffect
 from ..core.outcome import Measurement, Outcome
@@ -304,7 +303,7 @@ class SqliteStore:
         """Begin with nothing open and nothing held: that is all the parent's."""
         self.connection.after_fork_in_child()
         self.packs.after_fork_in_child()
-        self.locks.begin()
+        self.locks.reset()
 
     def _count(self, recall: rows.Recall) -> None:
         """Remember a process's first recall of a decision, to be written with the next row or when the process ends.
@@ -337,13 +336,13 @@ def on_scale_of(
 
 
 MOST_OPEN = 4
-"""Stores of `open_store` whose files stay open, three descriptors each: a test suite may set a folder for every test."""
+"""Stores of `open_local_store` whose files stay open, three descriptors each: a test suite may set one for each test."""
 
 _OPENED: dict[tuple[object, ...], SqliteStore] = {}  # the one asked for last at the end
-_OPENING = threading.Lock()
+_OPENING = fork_safe_lock()
 
 
-def open_store(settings: Settings) -> SqliteStore:
+def open_local_store(settings: Settings) -> SqliteStore:
     """The store that the settings name, one for each folder in a process; in mode `forecast`, an empty one in memory.
 
     Mode `forecast` must come to the same answer in every run, so it may not know what an earlier one learned. Keys it
@@ -366,12 +365,3 @@ def _opened(key: tuple[object, ...], make: Callable[[], SqliteStore]) -> SqliteS
         for other in list(_OPENED.values())[:-MOST_OPEN]:
             other.connection.rest()
         return store
-
-
-def _after_fork_in_child() -> None:
-    global _OPENING
-    _OPENING = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 SHIPPED = Path(__file__).with_name("prior.json")
 PRODUCTS = Path(__file__).with_name("products.json")  # of Inductor's candidates for matrix products
 FP8_PRODUCTS = Path(__file__).with_name("products_fp8.json")  # and for those of fp8
-FORMAT = FileFormat(
-    schema="forecast_autotune.prior", version=4, reads_too=(2, 3)
-)  # 2 is one of trees alone, 3 knows no CUDA
+# Version 2 holds trees alone, 3 knows no CUDA.
+FORMAT = FileFormat(schema="forecast_autotune.prior", version=4, reads_too=(2, 3))
 REMEDY = "run 'make fit', or install the package again"
 LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 

@@ -18,10 +18,10 @@ from ..errors import NoWorkingConfigError
 # Where nothing may be measured, the least expected time decides, with two conditions. On the suite, small kernels and
 # packages, kernels left out, three models, 43 choices of 3,330 then took over 1.3 times the default's time, at worst 4.4.
 WORTH = 0.9  # times what is known: only an expected time below that is worth a choice
-FAR_SLOWER, VETO = 1.3, 0.15  # times what is known; the chance of that above which a config is not chosen
+FAR_SLOWER, VETO_CHANCE = 1.3, 0.15  # times what is known; the chance of that above which a config is not chosen
 # Times what is known: an expected time beyond this counts as this. At 4, what was chosen took 0.6, 0.4 and 1 % longer on
 # these three.
-SLOWEST = 2.0
+SLOWDOWN_CAP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,8 +182,8 @@ def trusted_forecast(findings: Findings, best: Measurement | None) -> tuple[Conf
             and forecast.grounded
             and config != space.default
             and config not in findings.outcomes
-            and (expected := forecast.expected_time(SLOWEST * known)) < least
-            and forecast.chance_slower(FAR_SLOWER * known) <= VETO
+            and (expected := forecast.expected_time(SLOWDOWN_CAP * known)) < least
+            and forecast.chance_slower(FAR_SLOWER * known) <= VETO_CHANCE
         ):
             chosen, least = (config, forecast), expected
     return chosen

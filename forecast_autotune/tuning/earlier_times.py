@@ -15,17 +15,17 @@ def rescale_earlier_times(state: RunState, trials: Trials) -> None:
     It is the default where that ran, else the fastest of theirs. Happens once a run; where that config does not run now,
     the stored times stay as they are.
     """
-    if not (state.earlier and trials.measurer.repeatable):
+    if not (state.stored_measurements and trials.measurer.repeatable):
         return
-    earlier, state.earlier = state.earlier, {}
-    anchor = state.space.default if state.space.default in earlier else next(iter(earlier))
+    stored, state.stored_measurements = state.stored_measurements, {}
+    anchor = state.space.default if state.space.default in stored else next(iter(stored))
     if not trials.recompile([anchor]):
         return
     outcome = trials.time_once_more(anchor)
     if isinstance(outcome, Failure):
         state.keep(anchor, outcome)
         return
-    before = earlier.pop(anchor)
+    before = stored.pop(anchor)
     state.keep(anchor, replace(outcome, compile_s=before.compile_s))
-    for config, measurement in earlier.items():
+    for config, measurement in stored.items():
         state.outcomes[config] = measurement.scaled(outcome.median_us / before.median_us)

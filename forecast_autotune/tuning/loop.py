@@ -38,23 +38,24 @@ def tune(
     store: Store,
     budget: Budget,
     listener: Listener | None = None,
-    shares: WorkSharing | None = None,
-    meanwhile: Surrogate | None = None,
-    earlier: Decision | None = None,
-    arrived: Callable[[], Decision | None] | None = None,
+    work_sharing: WorkSharing | None = None,
+    interim_surrogate: Surrogate | None = None,
+    previous_decision: Decision | None = None,
+    remote_decision: Callable[[], Decision | None] | None = None,
     patient: bool = False,
 ) -> Resolution:
     """Decide which config of the job's space to run, measuring no more than the budget allows.
 
     A stored decision is returned at once if it was measured, or if nothing may be measured now. Otherwise what is stored
     seeds the run: a config already tried here is not tried again. Of several processes that miss the same key, one tunes.
-    The others wait for nothing: each gets the best that is known, to be asked for again. With `shares`, those on other
+    The others wait for nothing: each gets the best that is known, to be asked for again. With `work_sharing`, those on other
     devices measure some of the configs first.
 
     Args:
-        meanwhile: forecasts in place of `surrogate` while another process tunes the key.
-        earlier: what this process was given last time, while another one was tuning the key.
-        arrived: gives a decision that another machine has made meanwhile, which ends the run; asked before every config.
+        interim_surrogate: forecasts in place of `surrogate` while another process tunes the key.
+        previous_decision: what this process was given last time, while another one was tuning the key.
+        remote_decision: gives a decision that another machine has made meanwhile, which ends the run; asked before every
+            config.
         patient: nobody waits for the decision, so no build is left behind.
     Raises:
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
@@ -62,20 +63,24 @@ def tune(
     if known := recall(job, store, budget):
         return Resolution(store.publish_decision(job, known))
     parts = Parts(compiler, surrogate, policy, measurer, store, listener)
-    sharing = Sharing() if shares is None else Leading(shares, store, job)
-    ending = Ending(budget, lambda: store.shared_decision(job) or (arrived() if arrived is not None else None))
+    sharing = Sharing() if work_sharing is None else Leading(work_sharing, store, job)
+    ending = Ending(
+        budget, lambda: store.shared_decision(job) or (remote_decision() if remote_decision is not None else None)
+    )
     run = _Run(job, parts, budget, sharing, ending, patient=patient)
     if not budget.measures:
         return Resolution(store.publish_decision(job, run.decide_unmeasured()))
     with contextlib.ExitStack() as held:
-        if held.enter_context(store.single_flight(job)) and (shares is None or held.enter_context(shares.device())):
+        if held.enter_context(store.single_flight(job)) and (
+            work_sharing is None or held.enter_context(work_sharing.device())
+        ):
             known = recall(job, store, budget)  # another process may have decided since
             return Resolution(store.publish_decision(job, known) if known else run.tune())
-    if shares is not None:
-        _help_leader(job, parts, shares, budget.clock)
+    if work_sharing is not None:
+        _help_leader(job, parts, work_sharing, budget.clock)
     if known := recall(job, store, budget):
         return Resolution(store.publish_decision(job, known))
-    return _resolve_meanwhile(run, meanwhile or surrogate, earlier)
+    return _interim_resolution(run, interim_surrogate or surrogate, previous_decision)
 
 
 def recall(job: Job, store: Store, budget: Budget) -> Decision | None:
@@ -146,7 +151,7 @@ class _Run:
 
     def search(self) -> Stop:
         """Try configs until the policy stops or the budget is spent; what helpers still add may wake the policy again."""
-        self.recall()
+        self.seed()
         default = self.job.space.default
         first = default if default not in self.state.outcomes else None
         with self.sharing.lead(self.state.id, self.budget.configs_left, first):
@@ -155,9 +160,9 @@ class _Run:
                 stop = self.repeat_until_stop()
         return stop
 
-    def recall(self) -> None:
+    def seed(self) -> None:
         """Seed the run with what is stored of this key."""
-        self.state.recall()
+        self.state.seed()
         default = self.state.outcomes.get(self.job.space.default)
         if isinstance(default, Failure) and default.crashed:
             self.parts.measurer.skip_default()
@@ -221,7 +226,7 @@ class _Run:
         Args:
             stop: why nothing is measured; without it, the policy says.
         """
-        self.recall()
+        self.seed()
         self.state.forecast()
         if stop is None:
             step = self.ask()
@@ -238,22 +243,22 @@ class _Run:
         return store.publish_decision(self.job, replace(decision, basis=basis, measured=0))
 
 
-def _help_leader(job: Job, parts: Parts, shares: WorkSharing, clock: Callable[[], float]) -> None:
+def _help_leader(job: Job, parts: Parts, work_sharing: WorkSharing, clock: Callable[[], float]) -> None:
     """Help the process that tunes the job, unless another one on this device does already."""
-    if not shares.wanted():
+    if not work_sharing.wanted():
         return
-    with shares.device() as free:
+    with work_sharing.device() as free:
         if free:
             unlimited = Budget("all", clock=clock)  # the leader keeps to the budget, for all
-            run = _Run(job, parts, unlimited, Helping(shares, parts.store, job), Ending(unlimited))
-            run.recall()
+            run = _Run(job, parts, unlimited, Helping(work_sharing, parts.store, job), Ending(unlimited))
+            run.seed()
             help_leader(run.state, run.trials, parts.policy)
 
 
-def _resolve_meanwhile(run: _Run, surrogate: Surrogate, earlier: Decision | None) -> Resolution:
+def _interim_resolution(run: _Run, surrogate: Surrogate, previous_decision: Decision | None) -> Resolution:
     """The best that is stored or forecast now, for as long as another process tunes the key."""
     job, store = run.job, run.parts.store
-    known = earlier or stored(job, store)
+    known = previous_decision or stored(job, store)
     if known is None:
         nothing = Budget("0")
         parts = replace(run.parts, surrogate=surrogate, listener=None)

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ..core.decision import Decision
+from ..core.forks import after_fork_in_child
 from ..core.job import Job, Progress
 from .progress_text import TunedKey, closing_line, live_line, summary_line, tuned_key
 from .screens import Screen, Terminal, screen_for
@@ -210,7 +211,7 @@ class _Board:
             if self._screen is not None:
                 self._screen.clear()
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         """Begin anew in the child of a fork, whose threads and locks are gone, and whose parent has the screen."""
         screen = self._screen
         self.__init__()  # type: ignore[misc]
@@ -296,5 +297,4 @@ class _Ticker(threading.Thread):
 
 _board = _Board()
 atexit.register(_board.finish)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_board.forget)
+after_fork_in_child(_board.after_fork_in_child)

@@ -61,27 +61,27 @@ class Sharing:
 class Leading(Sharing):
     """A run that other processes may help. The budget is for all of them together."""
 
-    def __init__(self, shares: WorkSharing, store: Store, job: Job) -> None:
+    def __init__(self, work_sharing: WorkSharing, store: Store, job: Job) -> None:
         super().__init__()
-        self._shares = shares
+        self._work_sharing = work_sharing
         self._store = store
         self._job = job
 
     def lead(self, run: str, configs_left: float, first: Config | None) -> AbstractContextManager[None]:
         """Let others help while this is held, until so many configs are claimed; `first` is claimed at once."""
-        return self._shares.lead(run, configs_left, first)
+        return self._work_sharing.lead(run, configs_left, first)
 
     def part_of(self, workers: int) -> int:
         """How many of so many compile workers this process may use: the processes share one host's cores."""
-        return max(1, workers // self._shares.processes)
+        return max(1, workers // self._work_sharing.processes)
 
     def wanted(self) -> bool:
         """Whether this process may claim one more config."""
-        return self._shares.wanted()
+        return self._work_sharing.wanted()
 
     def claim(self, config: Config) -> bool:
         """Make a config this process's own to try; a refusal is kept, so that the policy does not ask for it again."""
-        if self._shares.claim(config):
+        if self._work_sharing.claim(config):
             return True
         self.refused.add(config)
         return False
@@ -92,11 +92,11 @@ class Leading(Sharing):
 
     def settle(self, config: Config, *, transient: bool) -> None:  # noqa: ARG002
         """Say that a config was tried, also where it failed for no fault of its own."""
-        self._shares.tried(config)
+        self._work_sharing.tried(config)
 
     def refresh(self) -> bool:
         """Look what other processes have claimed; whether that has changed."""
-        claimed = self._shares.claimed_by_others()
+        claimed = self._work_sharing.claimed_by_others()
         changed = claimed != self.claimed
         self.claimed = claimed
         self.refused -= claimed  # now it is known who has them, and so when they are free again
@@ -118,6 +118,6 @@ class Helping(Leading):
         The next config would most likely fail too (this device's memory is full) and cost the whole budget.
         """
         if transient:
-            self._shares.release(config)
+            self._work_sharing.release(config)
         else:
-            self._shares.tried(config)
+            self._work_sharing.tried(config)

@@ -54,18 +54,18 @@ class RunState:
         self.compiled = 0
         self.build_s: list[float] = []  # what each build of this run took
         self.spending = Spending(budget.clock)
-        self.earlier: dict[Config, Measurement] = {}  # stored times that are not on this run's scale yet
+        self.stored_measurements: dict[Config, Measurement] = {}  # stored times that are not on this run's scale yet
         self.finals: dict[Config, Measurement] = {}  # configs timed in turns
         self.drift = 0.0  # of the default: by which share it took longer in turns than at first
         self._listener = parts.listener
         self._measurer = parts.measurer
         self._up_to_date = False  # the forecasts
 
-    def recall(self) -> None:
+    def seed(self) -> None:
         """Start the budget, and take in what earlier runs found out about these configs."""
         self.budget.start(len(self.space))
         self.outcomes.update((c, o) for c, o in self.store.outcomes(self.job).items() if c in self.space)
-        self.earlier = self.measured()
+        self.stored_measurements = self.measured()
 
     @property
     def progress(self) -> tuple[int, int, int]:

@@ -10,11 +10,11 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-TIMES = 3.0  # the median of the other builds: beyond, what is left is left behind
-TIMES_UNPROMISING = 1.5  # where nothing of it promises a gain
+ABANDON_AFTER_MEDIANS = 3.0  # give up waiting for a build after this many times the median of the others
+ABANDON_UNPROMISING_AFTER_MEDIANS = 1.5  # and after this many, where no gain is forecast of it
 PROMISING = 0.01  # octaves that a config is expected to gain over the best so far
-ENOUGH = 4  # builds that others can be compared with
-LEAST_S = 0.5  # so long any build is waited for: a core may be busy with something else for a moment
+LEAST_BUILDS = 4  # that others can be compared with
+LEAST_WAIT_S = 0.5  # for any build: a core may be busy with something else for a moment
 CACHED_S = 0.03  # what took less came from a cache, and tells nothing
 
 
@@ -26,10 +26,10 @@ def patience_s(took_s: Sequence[float], waited_s: float, gain: Callable[[], floa
         gain: forecasts how many octaves the best of the builds may gain; asked only if that makes a difference.
     """
     built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
-    if len(built_s) < ENOUGH:
+    if len(built_s) < LEAST_BUILDS:
         return math.inf
     usual_s = statistics.median(built_s)
-    left_s = max(LEAST_S, TIMES_UNPROMISING * usual_s) - waited_s
-    if left_s <= 0 and (longer_s := TIMES * usual_s - waited_s) > 0 and gain() >= PROMISING:
+    left_s = max(LEAST_WAIT_S, ABANDON_UNPROMISING_AFTER_MEDIANS * usual_s) - waited_s
+    if left_s <= 0 and (longer_s := ABANDON_AFTER_MEDIANS * usual_s - waited_s) > 0 and gain() >= PROMISING:
         return longer_s
     return max(0.0, left_s)

@@ -21,7 +21,7 @@ from .stragglers import patience_s
 
 log = logging.getLogger(__name__)
 
-TURN = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which a neighbour's work still shows
+TURN_SHARE = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which a neighbour's work still shows
 
 
 class Trials:
@@ -111,7 +111,7 @@ class Trials:
 
     def time_as_finalist(self, config: Config) -> Outcome:
         """Time a built config for one turn of several. The outcome is not kept."""
-        return self._measure("timing the best in turns", config, share=TURN)
+        return self._measure("timing the best in turns", config, share=TURN_SHARE)
 
     def _measure(
         self,

@@ -27,7 +27,7 @@ from forecast_autotune.core.workload import Work
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.deciding import decide
-from forecast_autotune.frontends.request import request
+from forecast_autotune.frontends.request import make_request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import SurrogateSession
 from forecast_autotune.store.sqlite import SqliteStore
@@ -185,14 +185,14 @@ def hundred_configs(by: str) -> Recording:
 def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None:
     """Compiling and timing take no time here; forecasting, choosing and keeping do."""
     recorded = hundred_configs(by)
-    how, numbers = request("16", default_budget="16", environment={}), iter(range(1000))
+    request, numbers = make_request("16", default_budget="16", environment={}), iter(range(1000))
 
     def setup() -> Any:
         return (RecordedSpace(recording=recorded).job, Replay(recorded), tmp_path / str(next(numbers))), {}
 
     def tuned(job: Job, replay: Replay, folder: Path) -> int:
         with SqliteStore(folder) as store:
-            return decide(job, how, compiler=replay, measurer=replay, store=store).decision.measured
+            return decide(job, request, compiler=replay, measurer=replay, store=store).decision.measured
 
     assert benchmark.pedantic(tuned, setup=setup, rounds=5, warmup_rounds=1) == 16
 
@@ -207,10 +207,10 @@ def test_tuning_in_a_new_process(benchmark: Any, tmp_path: Path, by: str) -> Non
         f"import sys; sys.path[:0] = {paths!r}\n"
         "from test_forecasting import *\n"
         f"recorded = hundred_configs({by!r}); replay = Replay(recorded)\n"
-        "how = request('16', default_budget='16', environment={})\n"
+        "request = make_request('16', default_budget='16', environment={})\n"
         f"store = SqliteStore(Path({str(tmp_path)!r}) / sys.argv[1])\n"
         "import time; began = time.perf_counter()\n"
-        "decide(RecordedSpace(recording=recorded).job, how, compiler=replay, measurer=replay, store=store)\n"
+        "decide(RecordedSpace(recording=recorded).job, request, compiler=replay, measurer=replay, store=store)\n"
         "print(time.perf_counter() - began)"
     )
     numbers = iter(range(1000))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from forecast_autotune.cli.output import print_paragraph, print_table, table_text
+from forecast_autotune.cli.output import print_table, table_text
 
 COLUMNS = ("tuner", "us", "note")
 ROWS = [("stock", "9.1", "a"), ("ours, budget 4", "10.0", ""), ("first", "-", "b\x1b[31m")]
@@ -29,13 +29,3 @@ def test_a_table_without_rows_is_its_headings() -> None:
 def test_a_pipe_gets_the_text_of_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(COLUMNS, ROWS, right=("us",))
     assert capsys.readouterr().out == table_text(COLUMNS, ROWS) + "\n"
-
-
-def test_a_titled_table_and_a_paragraph_are_160_wide_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("name",), [("x" * 200,), ("[bold]y",)], title="A title")
-    print_paragraph("word " * 60)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].strip() == "A title"
-    assert max(map(len, lines)) == 160
-    assert any("[bold]y" in line for line in lines)
-    assert len(lines[-1]) < len(lines[-2]) <= 160

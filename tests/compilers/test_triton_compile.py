@@ -520,9 +520,8 @@ def test_closing_the_iterator_abandons_what_has_not_begun(tmp_path: Path, monkey
     next(results)
     results.close()  # type: ignore[attr-defined]
     closed.set()
-    only(
-        compiler(scale, (half(500), 500), pool=pool).compile([Config({"BLOCK": 16})])
-    )  # after all that was handed over
+    # After all that was handed over.
+    only(compiler(scale, (half(500), 500), pool=pool).compile([Config({"BLOCK": 16})]))
     pool.close()
     assert len(list(tmp_path.glob("*/scale.cubin"))) == 2
 

@@ -41,11 +41,11 @@ class Decisions:
         self.held.set()
         self._decide = dispatch.decide
 
-    def __call__(self, job: Any, how: Any, *, measurer: Any, **keywords: Any) -> Any:
+    def __call__(self, job: Any, request: Any, *, measurer: Any, **keywords: Any) -> Any:
         if not self.held.is_set():
             self.waiting.set()
             self.held.wait(60)
-        resolution = self._decide(job, how, measurer=measurer, **keywords)
+        resolution = self._decide(job, request, measurer=measurer, **keywords)
         self.timed.append(int(measurer.measured) > 0)
         return resolution
 
@@ -236,8 +236,8 @@ class FrontDoorContract(ABC):
         door = self.door(tuned)
         tuning_of = door.tuning
 
-        def refusing(call: Any, how: Any) -> Any:
-            made = tuning_of(call, how)
+        def refusing(call: Any, request: Any) -> Any:
+            made = tuning_of(call, request)
             failure = Failure(stage="check", message="its outputs differ", cost_s=0.0)
             monkeypatch.setattr(type(made), "refused", lambda tuning, config, measurer: failure)
             return made

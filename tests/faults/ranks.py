@@ -409,7 +409,7 @@ def _be_rank(
 def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     shared = scenario.devices > 0
     settings = Settings(sync="store" if shared else scenario.sync, dir=folder / ("shared" if shared else str(rank)))
-    how = Request(
+    request = Request(
         settings=settings,
         budget=BudgetLimits.parse(scenario.budget),
         surrogate=Blind(),
@@ -442,14 +442,13 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         warnings.simplefilter("always")
         device = f"device {rank % scenario.devices}" if shared else ""
         acting: dict[str, Any] = {"compiler": toy, "measurer": toy, "store": store, "listener": hear, "device": device}
-        latest = first = decide(job, how, **acting)
+        latest = first = decide(job, request, **acting)
         calls, pause_s = 1, latest.retry_after_s
-        while (
-            pause_s is not None and latest.retry_after_s is not None
-        ):  # the calls that follow, as a front end has them
+        # The calls that follow, as a front end makes them.
+        while pause_s is not None and latest.retry_after_s is not None:
             time.sleep(pause_s)
             calls, pause_s = calls + 1, min(2 * pause_s, MOST_PAUSE_S)
-            latest = decide(job, how, earlier=latest.decision, **acting)
+            latest = decide(job, request, previous_decision=latest.decision, **acting)
     return RankReport(
         rank=rank,
         config=latest.decision.config.text,
@@ -466,7 +465,7 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
 def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     """As a front end does it in mode online: calls go on, and a thread learns from them."""
     settings = Settings(mode="online", sync="rank0", dir=folder / str(rank))
-    how = Request(
+    request = Request(
         settings=settings,
         budget=NOTHING,
         learns=BudgetLimits.parse(BUDGET),
@@ -480,7 +479,7 @@ def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     began = time.monotonic()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        first = decide(job, how, compiler=toy, measurer=toy, store=store)
+        first = decide(job, request, compiler=toy, measurer=toy, store=store)
         calls = RealCalls(
             incumbent=first.decision.config,
             default=SPACE.default,
@@ -492,7 +491,7 @@ def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         def learns() -> None:
             with contextlib.suppress(LearningEndedError):
                 while True:
-                    learned = learn(job, how, compiler=toy, calls=calls, observed=observed, store=store)
+                    learned = learn(job, request, compiler=toy, calls=calls, observed=observed, store=store)
                     if learned.retry_after_s is None:
                         decided.append(learned.decision)
                         return

@@ -155,9 +155,8 @@ def test_a_child_killed_at_any_moment_is_held_against_no_config(
             hits = 0
             for times in range(3):
                 running.hears_until("kept", times)  # one that is killed twice in a row is given up, and rightly so
-                time.sleep(
-                    draw.uniform(0.0, 0.5) if times else 0.0
-                )  # the first one while there is surely something to hit
+                # The first one while there is surely something to hit.
+                time.sleep(draw.uniform(0.0, 0.5) if times else 0.0)
                 hits += attempted(case, running, victim, draw)
             assert hits, "it ended before anything was hit"
             held_to(case, running, numbers, key)
@@ -325,9 +324,8 @@ def test_a_compile_worker_or_ptxas_killed_anytime_counts_against_no_config(
             assert running.hears_until("ready")
             hits = 0
             for times in range(3):
-                time.sleep(
-                    draw.uniform(0.0, 0.8) if times else 0.0
-                )  # the first one while there is surely something to hit
+                # The first one while there is surely something to hit.
+                time.sleep(draw.uniform(0.0, 0.8) if times else 0.0)
                 hits += attempted(case, running, victim, draw)
             assert hits, "it ended before anything was hit"
             assert running.end() == 0, running.errors[-20:]

@@ -173,7 +173,7 @@ USER = """
 import json, os, struct, sys, warnings
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 from forecast_autotune.settings import Settings
-from forecast_autotune.store.sqlite import open_store
+from forecast_autotune.store.sqlite import open_local_store
 
 def jump(years):
     with open(os.environ["SHIM_CLOCK"], "r+b") as file:
@@ -182,7 +182,7 @@ def jump(years):
 warnings.simplefilter("always")
 told = []
 warnings.showwarning = lambda message, category, *rest: told.append(f"{category.__name__}: {message}")
-with open_store(Settings.from_environment()) as store:
+with open_local_store(Settings.from_environment()) as store:
     for number, years in enumerate(json.loads(sys.argv[1])):
         if years is not None:
             jump(years)

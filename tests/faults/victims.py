@@ -274,9 +274,8 @@ def kept(store: Path, key: int | None = None) -> dict[int, list[dict[str, Any]]]
         connection.close()
     found: dict[int, list[dict[str, Any]]] = {}
     for config, value, workload in rows:
-        if (
-            key is None or json.loads(workload)["key"]["key"] == key
-        ):  # beside it stands what is unusual: torch's threads
+        # Beside it stands what is unusual: torch's threads.
+        if key is None or json.loads(workload)["key"]["key"] == key:
             knobs = json.loads(config)
             number = knobs["NUMBER"] if "NUMBER" in knobs else knobs["BLOCK"] * 100 + knobs["num_warps"]
             found.setdefault(number, []).append(json.loads(value))

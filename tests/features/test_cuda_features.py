@@ -22,7 +22,7 @@ from forecast_autotune.core.config import Config  # noqa: E402
 from forecast_autotune.features.cuda_features import CudaText, argument  # noqa: E402
 from forecast_autotune.features.hardware_sheets import sheet_for  # noqa: E402
 from forecast_autotune.features.lazy_static_features import LazyStaticFeatures  # noqa: E402
-from forecast_autotune.frontends.load_inline.described import DescribedSources  # noqa: E402
+from forecast_autotune.frontends.load_inline.cuda_static_features import CudaSourceTexts  # noqa: E402
 
 H200 = sheet_for("H200")
 N = 2**20
@@ -159,7 +159,7 @@ def of_suite(name: str, case: str, **knobs: Any) -> Mapping[str, float]:
     with FakeTensorMode():
         args = kernel.make_inputs(next(each for each in kernel.cases if each.name == case), 0, "cpu")
     config = Config({**kernel.space.default.knobs, **knobs})
-    found = DescribedSources(kernel.tuned(budget="0").recipe).of_call(name, args, H200)(config)  # type: ignore[attr-defined]
+    found = CudaSourceTexts(kernel.tuned(budget="0").recipe).of_call(name, args, H200)(config)  # type: ignore[attr-defined]
     assert found is not None
     return found
 
@@ -225,7 +225,7 @@ def test_what_kernels_move_and_compute_agrees_with_their_work(name: str, case: s
         work = kernel.work(*args)
     for source in kernel.variants:
         config = next(config for config in kernel.variants[source])
-        described = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
+        described = CudaSourceTexts(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
         found = described.of_call(name, args, H200)(config) or {}
         assert 0.7 * work.bytes <= found["unique_bytes"] <= 1.3 * work.bytes, source
         assert found["elementwise"] >= 0.9 * work.flops, source
@@ -234,7 +234,7 @@ def test_what_kernels_move_and_compute_agrees_with_their_work(name: str, case: s
 def test_a_source_that_refuses_a_filter_says_nothing() -> None:
     kernel = SUITE["cuda_conv2d"]
     args = [torch.empty(shape, device="meta") for shape in ((1, 1, 256, 256), (1, 1, 128, 128), (1, 1, 129, 129))]
-    described = DescribedSources(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
+    described = CudaSourceTexts(kernel.tuned(budget="0").recipe)  # type: ignore[attr-defined]
     assert described.of_call("cuda_conv2d", args, H200)(kernel.space.default) == {}
 
 
@@ -448,7 +448,7 @@ def test_what_is_described_later_keeps_no_tensor_of_the_call() -> None:
     kernel = SUITE["cuda_reduction"]
     args = [torch.ones(1000), torch.ones(1)]
     alive = [weakref.ref(arg) for arg in args]
-    of_call = DescribedSources(kernel.tuned(budget="0").recipe).of_call(kernel.name, args, H200)  # type: ignore[attr-defined]
+    of_call = CudaSourceTexts(kernel.tuned(budget="0").recipe).of_call(kernel.name, args, H200)  # type: ignore[attr-defined]
     del args
     assert [each() for each in alive] == [None, None]
     assert of_call(kernel.space.default)

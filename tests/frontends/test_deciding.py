@@ -32,7 +32,7 @@ from forecast_autotune.distributed.job_channel import JobChannel
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError, TuningWarning
 from forecast_autotune.frontends import deciding, informed
-from forecast_autotune.frontends.request import Request, request
+from forecast_autotune.frontends.request import Request, make_request
 from forecast_autotune.language.model import ModelError
 from forecast_autotune.language.prompt import Prompt
 from forecast_autotune.measure.replay import Replay
@@ -80,8 +80,8 @@ def test_where_nothing_is_measured_a_decision_for_other_constexprs_is_taken(tmp_
 
     def decided(job: Job, mode: str, **more: Any) -> Decision:
         replay = Replay(recorded)
-        how = Request(settings=Settings(mode=mode, dir=tmp_path), surrogate=History(), **more)
-        return decide(job, how, compiler=replay, measurer=replay, store=store)
+        request = Request(settings=Settings(mode=mode, dir=tmp_path), surrogate=History(), **more)
+        return decide(job, request, compiler=replay, measurer=replay, store=store)
 
     with SqliteStore(tmp_path) as store:
         measures, nothing = {"budget": BudgetLimits.parse("3")}, {"budget": BudgetLimits.parse("0")}
@@ -114,11 +114,11 @@ def test_what_a_config_file_names_is_tried_before_what_is_forecast(tmp_path: Pat
         if folder == "with":
             import_files(tmp_path / folder, VLLM, [file])
         replay = Replay(whole)
-        how = Request(
+        request = Request(
             settings=Settings(dir=tmp_path / folder), budget=BudgetLimits.parse("2"), surrogate=_SecondIsBest()
         )
         with SqliteStore(tmp_path / folder) as store:
-            decision = decide(job, how, compiler=replay, measurer=replay, store=store)
+            decision = decide(job, request, compiler=replay, measurer=replay, store=store)
             assert (best in store.outcomes(job)) is tried
         assert decision.measured == 2
         assert decision.config == (best if tried else job.space[0])
@@ -142,13 +142,13 @@ def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
     monkeypatch.setattr(prior, "SHIPPED", broken)
     prior._shipped.cache_clear()
     recorded = recording()
-    how = Request(settings=Settings(), budget=BudgetLimits.parse("6"), surrogate=make_surrogate("auto"))
+    request = Request(settings=Settings(), budget=BudgetLimits.parse("6"), surrogate=make_surrogate("auto"))
     try:
         with SqliteStore(tmp_path / "store") as store:
             for n in (1, 2, 3):
                 replay = Replay(recorded)
                 job = replace(job_of(recorded), workload=replace(recorded.workload, key={"n": n}))
-                assert decide(job, how, compiler=replay, measurer=replay, store=store).measured == 6
+                assert decide(job, request, compiler=replay, measurer=replay, store=store).measured == 6
     finally:
         prior._shipped.cache_clear()
     (warning,) = [text for text in warnings(caplog) if "surrogate learned" in text]
@@ -165,10 +165,10 @@ def forecasting(held: str, tmp_path: Path) -> tuple[Decision, Decision]:
     replay = Replay(recorded)
     acting: Any = {"compiler": replay, "measurer": replay, "store": SqliteStore.in_memory()}
     environment = {"FORECAST_AUTOTUNE_MODEL": held}
-    unmeasured = request(None, default_budget="4", mode="forecast", environment=environment)
+    unmeasured = make_request(None, default_budget="4", mode="forecast", environment=environment)
     return (
         decide(job_of(recorded), unmeasured, **acting),
-        decide(job_of(recorded), request("4", default_budget="4", environment=environment), **acting),
+        decide(job_of(recorded), make_request("4", default_budget="4", environment=environment), **acting),
     )
 
 
@@ -200,7 +200,7 @@ def test_no_other_model_answers_for_one_that_is_held_and_not_here(
 def test_the_environment_overrides_a_surrogate_whether_name_or_object(value: str, expected: str) -> None:
     for given in ("roofline", make_surrogate("roofline")):
         environment = {"FORECAST_AUTOTUNE_SURROGATE": value}
-        found = request(None, default_budget="16", surrogate=given, environment=environment)
+        found = make_request(None, default_budget="16", surrogate=given, environment=environment)
         assert found.surrogate.name == expected
 
 
@@ -235,7 +235,7 @@ def stretches(store: SqliteStore, surrogate: TooSure, mode: str = "tune", budget
     """By how much the forecasts were stretched that a decision was based on."""
     recorded = recording()
     replay = Replay(recorded)
-    how = Request(settings=Settings(mode=mode), budget=BudgetLimits.parse(budget), surrogate=surrogate)
+    request = Request(settings=Settings(mode=mode), budget=BudgetLimits.parse(budget), surrogate=surrogate)
     seen: set[float] = set()
     wrapped = deciding.tune
 
@@ -256,7 +256,7 @@ def stretches(store: SqliteStore, surrogate: TooSure, mode: str = "tune", budget
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deciding, "tune", watching)
-        decide(job_of(recorded), how, compiler=replay, measurer=replay, store=store)
+        decide(job_of(recorded), request, compiler=replay, measurer=replay, store=store)
     return seen
 
 
@@ -282,10 +282,10 @@ def test_a_surrogate_that_says_so_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_record_of_other_hardware_says_nothing(tmp_path: Path) -> None:
     with with_a_record(tmp_path) as store:
-        how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
+        request = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
         asked = Question(job=a_job())
         for kind, factor in (("cuda", 4.0), ("cpu", 1.0), ("stub", 1.0)):
-            (said, *_) = ask(informed._recalibrated(how.surrogate, store, kind), asked)
+            (said, *_) = ask(informed._recalibrated(request.surrogate, store, kind), asked)
             assert isinstance(said, Forecast)
             assert said.sigma_scale == factor
 
@@ -303,14 +303,14 @@ def test_pairs_are_read_once_in_many_decisions_and_never_for_a_recall(
     monkeypatch.setattr(SqliteStore, "calibration_pairs", counted)
     monkeypatch.setattr(informed, "RECALIBRATE_EVERY", 3)
     recorded = recording()
-    how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
+    request = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TooSure())
     with with_a_record(tmp_path) as store:
         for n in range(4):
             job = job_of(recorded)
             job = replace(job, workload=replace(job.workload, key={"n": n}))
             for _ in range(2):  # the second time it is recalled
                 replay = Replay(recorded)
-                decide(job, how, compiler=replay, measurer=replay, store=store)
+                decide(job, request, compiler=replay, measurer=replay, store=store)
             assert reads == ["cuda"] * (1 + n // 3)
     assert len(StoreFile(tmp_path).decisions()) == 4
 
@@ -343,12 +343,12 @@ def tuned(
     recorded = programs() if recorded is None else recorded
     replay = Replay(recorded)
     job = replace(job_of(recorded), workload=replace(recorded.workload, key={"n": n}))
-    how = request(
+    request = make_request(
         budget,
         default_budget="16",
         environment={f"FORECAST_AUTOTUNE_{k.upper()}": v for k, v in ({"surrogate": SERVED} | settings).items()},
     )
-    return decide(job, how, compiler=replay, measurer=replay, store=store)
+    return decide(job, request, compiler=replay, measurer=replay, store=store)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -478,11 +478,11 @@ def test_a_model_has_half_of_the_seconds_that_are_left() -> None:
     now_s = [100.0]
     budget = Budget("10s,16", clock=lambda: now_s[0])
     budget.start(84)
-    how = request("16", default_budget="16", surrogate=History())
+    request = make_request("16", default_budget="16", surrogate=History())
     now_s[0] += 2.0
-    assert informed.ask_limit_s(how, budget) == 4.0
-    assert informed.ask_limit_s(replace(how, unmeasured="a graph is captured"), budget) == 0.0
-    assert informed.ask_limit_s(how, Budget("16")) == math.inf
+    assert informed.ask_limit_s(request, budget) == 4.0
+    assert informed.ask_limit_s(replace(request, unmeasured="a graph is captured"), budget) == 0.0
+    assert informed.ask_limit_s(request, Budget("16")) == math.inf
 
 
 def test_who_helps_another_process_does_not_ask_beside_its_timing(tmp_path: Path) -> None:
@@ -510,9 +510,9 @@ def test_real_calls_heed_limits_on_configs_and_none_of_time_but_0(
     set_process_total(spent)
     monkeypatch.setattr("forecast_autotune.frontends.request.learners.frozen", False)
     for budget, learns in (("8,30s,total=60s", "8"), ("2s", "16"), ("total=60s", "16"), ("all", "all")):
-        assert str(request(budget, default_budget="16,30s", mode="online").learns) == learns
+        assert str(make_request(budget, default_budget="16,30s", mode="online").learns) == learns
     for budget in ("0", "16,0s", "total=0s"):
-        assert request(budget, default_budget="16,30s", mode="online").learns is None
+        assert make_request(budget, default_budget="16,30s", mode="online").learns is None
 
 
 @pytest.mark.usefixtures("own_settings")
@@ -530,7 +530,7 @@ def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
         line = JobChannel(lambda: shared, rank=rank, ranks=2)
         monkeypatch.setattr(deciding, "job_channel", lambda line=line, **_: line)
         set_process_total(total)
-        how = request("16,total=60s", default_budget="16", surrogate=History())
-        decided.append(decide(job, how, store=SqliteStore.in_memory(), **acting))
+        request = make_request("16,total=60s", default_budget="16", surrogate=History())
+        decided.append(decide(job, request, store=SqliteStore.in_memory(), **acting))
     assert decided[0] == decided[1]
     assert decided[0].measured == 0

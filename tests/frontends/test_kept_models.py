@@ -12,7 +12,7 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.errors import TuningWarning
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.frontends import deciding, kept_models
-from forecast_autotune.frontends.request import request
+from forecast_autotune.frontends.request import make_request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates import prior
@@ -42,9 +42,9 @@ def decided(folder: Path, mode: str = "cached", **settings: str) -> Decision:
     replay, environment = Replay(SPACE.recording), {"FORECAST_AUTOTUNE_DIR": str(folder)}
     acting: Any = {"compiler": replay, "measurer": replay}
     environment |= {f"FORECAST_AUTOTUNE_{name}": value for name, value in settings.items()}
-    how = request(None, default_budget="4", mode=mode, environment=environment)
+    request = make_request(None, default_budget="4", mode=mode, environment=environment)
     with SqliteStore(folder) as store:
-        return deciding.decide(SPACE.job, how, store=store, **acting).decision
+        return deciding.decide(SPACE.job, request, store=store, **acting).decision
 
 
 @pytest.fixture

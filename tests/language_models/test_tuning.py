@@ -177,9 +177,8 @@ def test_sources_are_shown_and_another_process_repeats_no_prompt(
         prompts_read = server.metric("vllm:request_success_total")
         assert tune("5") == 5
         (body,) = proxy.asks_of(ASKED)
-        assert (
-            len(set(body["prompt"])) == len(body["prompt"]) == 7
-        )  # of 8 configs, the default is what others relate to
+        # Of 8 configs, the default is what others relate to.
+        assert len(set(body["prompt"])) == len(body["prompt"]) == 7
         assert server.metric("vllm:request_success_total") == prompts_read + 7
         decision = shown(capsys)
         assert speakers(decision) >= {"language_model"}

@@ -25,7 +25,7 @@ from forecast_autotune.measure.clocks import (
     _rounded,
 )
 from forecast_autotune.processes.file_lock import file_lock
-from forecast_autotune.tuning.trials import TURN
+from forecast_autotune.tuning.trials import TURN_SHARE
 
 
 def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
@@ -41,9 +41,9 @@ def test_a_share_of_the_usual_samples_is_taken(share: float, samples: int) -> No
 
 def test_a_turn_of_a_finalist_still_shows_a_neighbours_work() -> None:
     times = itertools.cycle([100.0, 110.0, 110.0])
-    _, disturbance = clocks.collect(lambda count: [next(times) for _ in range(count)], math.inf, 60.0, share=TURN)
+    _, disturbance = clocks.collect(lambda count: [next(times) for _ in range(count)], math.inf, 60.0, share=TURN_SHARE)
     assert disturbance > 0.0
-    assert round(MAX_SAMPLES * TURN) >= clocks.BIMODAL_FROM
+    assert round(MAX_SAMPLES * TURN_SHARE) >= clocks.BIMODAL_FROM
 
 
 def test_what_takes_no_time_at_all_takes_some() -> None:

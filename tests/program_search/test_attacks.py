@@ -38,7 +38,7 @@ from forecast_autotune.processes.worker import Worker
 from forecast_autotune.program_search import examiner as examiner_module
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry, compiled_to
-from forecast_autotune.program_search.exam import BATCHES, Bar, Begun, Exam, WrongError
+from forecast_autotune.program_search.exam import BATCHES, Exam, SeedBaseline, StartedWorker, WrongError
 from forecast_autotune.program_search.examiner import Checked, Examiner, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
@@ -144,13 +144,13 @@ def test_what_cancels_in_one_output_excuses_no_other(tmp_path: Path) -> None:
 
 def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Loadable] = []
-    begin = bench.examiner._begin
+    begin = bench.examiner._start_worker
 
-    def noted(_: Examiner, candidate: Loadable, compiled: Path | None) -> Begun:
+    def noted(_: Examiner, candidate: Loadable, compiled: Path | None) -> StartedWorker:
         started.append(candidate)
         return begin(candidate, compiled)
 
-    monkeypatch.setattr(Examiner, "_begin", noted)
+    monkeypatch.setattr(Examiner, "_start_worker", noted)
     made = bench._prepared(bench.task.source)
     with ThreadPoolExecutor(1) as pool:
         with turn_on(bench.task.device, alone=True):
@@ -456,13 +456,13 @@ def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(ben
     made = {name: bench.prepared(body, "import os\ncalls = [0]\n") for name, body in lines.items()}
     with bench.examiner.checked(list(made.values())) as found:
         checks = dict(zip(made, found, strict=True))
-        assert len(checks["honest"].begun) == 1
+        assert len(checks["honest"].started) == 1
         assert "elements are wrong" in wrong(bench.examiner.time(made["wrong"], checks["wrong"]))
         timed = {name: bench.examiner.time(made[name], checks[name]) for name in lines if name != "wrong"}
     assert isinstance(timed["honest"].outcome, Measurement)
     assert isinstance(timed["right until it has been checked"].outcome, Failure)
     assert "never written" in wrong(timed["honest in a process of few calls"])
-    assert not checks["honest"].begun
+    assert not checks["honest"].started
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_of_candidates_that_are_timed_together_the_fastest_that_is_right_is_chec
         "right": "time.sleep(0.01)\ntorch.mul(x, 2, out=out)",
     }
     checked: list[str] = []
-    ask = Examiner._ask_elsewhere
+    ask = Examiner._ask_further
     made = [bench.prepared(body, "import time\n") for body in lines.values()]
     names = dict(zip((one.message["path"] for one in made), lines, strict=True))
 
@@ -496,7 +496,7 @@ def test_of_candidates_that_are_timed_together_the_fastest_that_is_right_is_chec
         checked.append(names[candidate.message["path"]])
         ask(self, candidate)
 
-    monkeypatch.setattr(Examiner, "_ask_elsewhere", noted)
+    monkeypatch.setattr(Examiner, "_ask_further", noted)
     results = dict(zip(lines, bench.examiner.examine_all(made, best_us={"large": 50_000.0}), strict=True))
     assert checked == ["fast and wrong", "right"]
     assert "at one" in wrong(results["fast and wrong"])
@@ -586,7 +586,7 @@ def test_a_patched_clock_changes_no_time(bench: Bench) -> None:
 def test_what_is_faster_than_the_device_is_no_measurement(bench: Bench, tmp_path: Path) -> None:
     slow_device = replace(detect_hardware("cpu"), peak_gflops=1e-3, peak_tensor_gflops=0.0)
     examiner = Examiner(
-        task(work=lambda x, out: Work(flops=float(len(x)), bytes=0.0)), slow_device, tmp_path, bench.examiner.bar
+        task(work=lambda x, out: Work(flops=float(len(x)), bytes=0.0)), slow_device, tmp_path, bench.examiner.baseline
     )
     made = bench.preparer.prepare(bench.task.seed)
     assert not isinstance(made, Failure)
@@ -749,20 +749,20 @@ def test_matrix_units_bound_what_is_believed_where_the_driver_tells_no_peak_of_t
         l2_bytes=60 << 20,
     )  # fmt: skip
     exam.task = task(make_inputs=make_inputs, work=lambda *_: Work(flops=2 * 4096**3, bytes=3 * 2 * 4096**2))
-    exam.bar = Bar()
+    exam.baseline = SeedBaseline()
     assert 100 < exam._floor_us("large", {}) < 194
 
 
 def test_a_candidate_that_answers_late_gains_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     exam = object.__new__(Exam)
-    exam.bar, exam.is_seed, exam.timeout_s, exam.worker = Bar(idle_s=1e-4), False, 1.0, MagicMock()
+    exam.baseline, exam.is_seed, exam.timeout_s, exam.worker = SeedBaseline(idle_s=1e-4), False, 1.0, MagicMock()
     clock = iter(range(10**6))
     monkeypatch.setattr("time.perf_counter", lambda: 0.01 * next(clock))
     monkeypatch.setattr(Exam, "ask", lambda *_: {})
     assert exam._idle_s() == 1e-4
-    exam.is_seed, exam.bar = True, Bar()
+    exam.is_seed, exam.baseline = True, SeedBaseline()
     assert exam._idle_s() == pytest.approx(0.01)
-    assert exam.bar.idle_s == pytest.approx(0.01)
+    assert exam.baseline.idle_s == pytest.approx(0.01)
 
 
 class FakeGpu:
@@ -770,7 +770,7 @@ class FakeGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.exam = object.__new__(Exam)
-        self.exam.task, self.exam.bar, self.exam.timeout_s = task(device="cuda"), Bar(), 1.0
+        self.exam.task, self.exam.baseline, self.exam.timeout_s = task(device="cuda"), SeedBaseline(), 1.0
         self.exam.size, self.exam.hardware = 1 << 20, detect_hardware("cpu")
         monkeypatch.setattr(Exam, "draw", lambda _, sizes, **__: sizes)
         monkeypatch.setattr(Exam, "judge", lambda *_: {})

@@ -20,7 +20,7 @@ from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import compile_ahead, trial
 from forecast_autotune.program_search.compile_ahead import AheadCompiler, compiler_of
-from forecast_autotune.program_search.exam import SHIFT, Question, at_the_sizes, elsewhere
+from forecast_autotune.program_search.exam import SHIFT, Question, at_the_sizes, further_checks
 from forecast_autotune.program_search.examiner import Examiner
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 
@@ -69,7 +69,7 @@ def test_tritons_own_launches_find_it(
     task: Any, ahead: AheadCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = written(task, tmp_path, task.source)
-    asked = [*at_the_sizes(task), *(one for one in elsewhere(task) if one.shifted)]
+    asked = [*at_the_sizes(task), *(one for one in further_checks(task) if one.shifted)]
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")  # as in a box
     with ahead.compiled([(seed, asked)]) as (folder,):
         assert folder is not None
@@ -203,7 +203,7 @@ def test_inputs_are_drawn_while_nobody_times(tmp_path: Path, monkeypatch: pytest
     seed = PythonPreparer(of, tmp_path).prepare(of.seed)
     assert isinstance(seed, Loadable)
     assert isinstance(examiner.examine(seed, is_seed=True).outcome, Measurement)
-    assert drawn == [([False], len([*at_the_sizes(of), *elsewhere(of)]))]
+    assert drawn == [([False], len([*at_the_sizes(of), *further_checks(of)]))]
 
 
 def test_where_there_is_nothing_to_compile_nothing_is(task: Any, tmp_path: Path) -> None:

@@ -431,9 +431,8 @@ def test_the_same_code_has_one_digest_whatever_its_folder_text_and_flags(tmp_pat
     assert compiled("// a comment\n\n" + source, tmp_path / "b") == own
     assert compiled(with_flag(source, "ptxas_level", "-Xptxas -O2"), tmp_path / "c") == own
     assert compiled(with_flag(source, "ptxas_level", "-Xptxas -O1"), tmp_path / "d") != own
-    assert (
-        compiled(source.replace("THREADS, 0, stream", "THREADS, 16, stream"), tmp_path / "e") != own
-    )  # of the host alone
+    # A change of the host's code alone.
+    assert compiled(source.replace("THREADS, 0, stream", "THREADS, 16, stream"), tmp_path / "e") != own
 
 
 @needs_nvcc

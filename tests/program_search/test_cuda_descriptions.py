@@ -22,7 +22,7 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.features.hardware_sheets import sheet_for
-from forecast_autotune.frontends.load_inline.described import DescribedSources
+from forecast_autotune.frontends.load_inline.cuda_static_features import CudaSourceTexts
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import cuda_descriptions, without_gpu
 from forecast_autotune.program_search import descriptions as descriptions_module
@@ -118,7 +118,7 @@ def test_seed_and_candidates_are_described_as_the_call_of_a_person(
     made = describer_of(task, H200, tmp_path)
     assert made is not None
     assert task.recipe is not None
-    sources = DescribedSources(task.recipe)
+    sources = CudaSourceTexts(task.recipe)
     every = [task.seed, *task.hand_written, replace(task.seed, config=task.spaces[task.seed.variant][1])]
     for one, told in zip(every, made.describe(every), strict=True):
         assert set(told) == set(task.sizes)

@@ -242,9 +242,8 @@ def test_a_failure_is_mended_once_and_counts(tmp_path: Path) -> None:
     loop.run()
     tried = list(loop.archive)
     assert loop.budget.failed == loop.budget.measured - 1 == 8
-    assert [t.chosen for t in tried].count(
-        "repair"
-    ) == 4  # of four that failed each is mended once, and a mended one is not
+    # Of four that failed each is mended once, and a mended one is not.
+    assert [t.chosen for t in tried].count("repair") == 4
     assert len(set(proposer.asked)) == len(proposer.asked) == 4
 
 

@@ -20,7 +20,7 @@ from forecast_autotune.processes.box import lacking
 from forecast_autotune.processes.endings import WorkerRaisedError
 from forecast_autotune.program_search import compiled_files, shared_workers
 from forecast_autotune.program_search.compiled_files import carry, forget
-from forecast_autotune.program_search.exam import Begun, WrongError
+from forecast_autotune.program_search.exam import StartedWorker, WrongError
 from forecast_autotune.program_search.examiner import CHECKED_IN, Examiner, Result
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 
@@ -41,14 +41,14 @@ class Bench:
         seed = self.preparer.prepare(self.task.seed)
         assert isinstance(seed, Loadable)
         assert isinstance(self.examiner.examine(seed, is_seed=True).outcome, Measurement)
-        self.begun: list[Begun] = []
-        begin = self.examiner._begin
+        self.started: list[StartedWorker] = []
+        begin = self.examiner._start_worker
 
-        def counted(*arguments: Any) -> Begun:
-            self.begun.append(begin(*arguments))
-            return self.begun[-1]
+        def counted(*arguments: Any) -> StartedWorker:
+            self.started.append(begin(*arguments))
+            return self.started[-1]
 
-        self.examiner._begin = counted  # type: ignore[method-assign]
+        self.examiner._start_worker = counted  # type: ignore[method-assign]
 
     def made(self, body: str, *, before: str = "", by_rules: bool = True) -> Loadable:
         source = f"import torch\n{before}\n\ndef double(x, out, *, PARTS):\n    {body}\n"
@@ -76,15 +76,15 @@ def is_measured(result: Result) -> bool:
 @boxed
 def test_what_rules_made_is_tried_in_one_worker(bench: Bench) -> None:
     assert all(is_measured(result) for result in bench.tried(RIGHT, ADDED, "out.copy_(x * 2)"))
-    assert len(bench.begun) == 1
+    assert len(bench.started) == 1
 
 
 @boxed
 def test_what_a_model_wrote_has_a_worker_for_each_check_and_timing(bench: Bench) -> None:
     assert all(is_measured(result) for result in bench.tried(RIGHT, ADDED, by_rules=False))
-    assert len(bench.begun) == 4
+    assert len(bench.started) == 4
     assert bench.tried("out.copy_(x * 2)")
-    assert len(bench.begun) == 5
+    assert len(bench.started) == 5
 
 
 @boxed
@@ -92,11 +92,11 @@ def test_finals_time_each_in_new_processes(bench: Bench) -> None:
     bench.tried(ADDED)
     made = bench.made(RIGHT)
     with bench.examiner.checked([made], timings=2) as (checked,), bench.examiner.alone():
-        pids = {one.worker.pid for one in checked.begun}
+        pids = {one.worker.pid for one in checked.started}
         assert all(is_measured(bench.examiner.time(made, checked)) for _ in range(2))
     assert checked.shared is None
     assert len(pids) == 2
-    assert bench.begun[0].worker.pid not in pids
+    assert bench.started[0].worker.pid not in pids
 
 
 @boxed
@@ -105,7 +105,7 @@ def test_one_that_is_wrong_ends_its_worker_and_is_asked_again_in_a_new_one(bench
     assert all(map(is_measured, (right, another)))
     assert isinstance(wrong.outcome, Failure)
     assert wrong.outcome.stage == "check"
-    assert len(bench.begun) == 3  # the first's, which the wrong one ended, as it did the next; the last's
+    assert len(bench.started) == 3  # the first's, which the wrong one ended, as it did the next; the last's
     (first_and_wrong,) = bench.tried("torch.mul(x, 3, out=out)", before="# once more")
     assert not is_measured(first_and_wrong)
 
@@ -114,7 +114,7 @@ def test_one_that_is_wrong_ends_its_worker_and_is_asked_again_in_a_new_one(bench
 def test_one_that_is_wrong_in_a_new_worker_is_asked_once(bench: Bench) -> None:
     (wrong,) = bench.tried("torch.mul(x, 3, out=out)")
     assert not is_measured(wrong)
-    assert len(bench.begun) == 1
+    assert len(bench.started) == 1
 
 
 @boxed
@@ -123,7 +123,7 @@ def test_one_that_merely_raises_leaves_its_workers_to_others(bench: Bench) -> No
     assert all(map(is_measured, (right, another)))
     assert isinstance(raises.outcome, Failure)
     assert "ValueError" in raises.outcome.message
-    assert len(bench.begun) == 2
+    assert len(bench.started) == 2
     assert len(bench.examiner._shared) == 2
     bench.tried("raise KeyError(PARTS)")
     assert len(bench.examiner._shared) == 2  # a third was begun, and enough wait
@@ -137,7 +137,7 @@ def test_one_whose_device_answers_no_more_is_ended(bench: Bench, monkeypatch: py
     monkeypatch.setattr(shared.exam, "ask", _raises(WorkerRaisedError("an illegal memory access was encountered")))
     bench.tried(ADDED)
     assert shared not in bench.examiner._shared._idle
-    assert shared.begun.worker.has_ended
+    assert shared.started.worker.has_ended
     assert not shared.unload()
 
 
@@ -145,7 +145,7 @@ def test_one_whose_device_answers_no_more_is_ended(bench: Bench, monkeypatch: py
 def test_what_another_left_behind_is_held_against_nobody(bench: Bench) -> None:
     spoils = "torch.mul(x, 2, out=out)\n    torch.add = None"
     assert all(is_measured(result) for result in bench.tried(spoils, ADDED))
-    assert len(bench.begun) > 1
+    assert len(bench.started) > 1
 
 
 @boxed
@@ -160,7 +160,7 @@ def test_what_one_changes_for_good_is_as_it_was_for_the_next(bench: Bench) -> No
         "    if any(left):\n        raise ValueError(left)\n    " + RIGHT
     )  # fmt: skip
     assert all(is_measured(result) for result in bench.tried(changes, finds, before="import os, sys"))
-    assert len(bench.begun) == 1
+    assert len(bench.started) == 1
 
 
 @boxed
@@ -172,7 +172,7 @@ def test_what_one_holds_is_let_go_of_before_the_next(bench: Bench) -> None:
     finds = f"os.stat(os.path.join(os.environ['HOME'], 'gone'))\n    {RIGHT}"
     assert is_measured(bench.tried(RIGHT, before=holds)[0])
     assert is_measured(bench.tried(finds, before="import os")[0])
-    assert len(bench.begun) == 1
+    assert len(bench.started) == 1
 
 
 @boxed
@@ -185,7 +185,7 @@ def test_a_worker_that_breaks_under_an_innocent_one_is_left(
     monkeypatch.setattr(shared.exam, place, _raises(WrongError("spoilt")))
     assert is_measured(bench.tried(ADDED)[0])
     assert shared not in bench.examiner._shared._idle
-    assert shared.begun.worker.has_ended
+    assert shared.started.worker.has_ended
 
 
 def _raises(err: Exception) -> Callable[..., Any]:
@@ -206,14 +206,14 @@ def test_in_a_used_worker_what_was_not_compiled_ahead_has_no_digest(bench: Bench
     assert all(map(is_measured, (one, other)))
     assert one.code
     assert not other.code
-    assert len(bench.begun) == 1
+    assert len(bench.started) == 1
 
 
 @boxed
 def test_a_worker_is_closed_once(bench: Bench) -> None:
     bench.tried(RIGHT)
     (shared,) = bench.examiner._shared._idle
-    file = shared.begun.file
+    file = shared.started.file
     bench.examiner.end_waiting_workers()
     own, other = os.pipe()
     os.dup2(own, file)  # by now it may be anybody's
@@ -226,9 +226,9 @@ def test_a_worker_is_closed_once(bench: Bench) -> None:
 @boxed
 def test_one_that_died_while_it_waited_is_passed_over(bench: Bench) -> None:
     bench.tried(RIGHT)
-    bench.begun[0].worker.kill()
+    bench.started[0].worker.kill()
     assert is_measured(bench.tried(ADDED)[0])
-    assert len(bench.begun) == 2
+    assert len(bench.started) == 2
 
 
 @boxed
@@ -238,16 +238,16 @@ def test_one_that_hangs_is_not_asked_twice(bench: Bench, monkeypatch: pytest.Mon
     (hangs,) = bench.tried("while True: pass")
     assert isinstance(hangs.outcome, Failure)
     assert hangs.outcome.stage == "timeout"
-    assert len(bench.begun) == 1
+    assert len(bench.started) == 1
 
 
 @boxed
 def test_one_has_its_share_and_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_workers, "MOST_TRIED", 2)
     bench.tried(RIGHT, ADDED, "out.copy_(x * 2)")
-    assert len(bench.begun) == 2
-    assert bench.begun[0].worker.has_ended
-    assert not bench.begun[0].folder.exists()
+    assert len(bench.started) == 2
+    assert bench.started[0].worker.has_ended
+    assert not bench.started[0].folder.exists()
 
 
 @boxed
@@ -258,7 +258,7 @@ def test_what_is_the_fastest_is_asked_everywhere_in_new_workers(bench: Bench) ->
     assert all(is_measured(result) for result in results)
     confirmed = sum(result.everywhere for result in results)
     assert confirmed
-    assert len(bench.begun) == 2 + CHECKED_IN * confirmed
+    assert len(bench.started) == 2 + CHECKED_IN * confirmed
     corners = "out.copy_(x * 2) if len(x) in {} else out.zero_()"
     sizes = {size["n"] for size in bench.task.sizes.values()}
     (wrong,) = bench.examiner.examine_all([bench.made(corners.format(sizes))], best_us={"large": 1e9})
@@ -272,15 +272,15 @@ def test_after_an_exception_none_is_used_again(bench: Bench) -> None:
     with pytest.raises(KeyboardInterrupt), bench.examiner.checked([bench.made(RIGHT)]):
         raise KeyboardInterrupt
     assert not bench.examiner._shared
-    assert bench.begun[0].worker.has_ended
+    assert bench.started[0].worker.has_ended
 
 
 @boxed
 def test_those_that_wait_end_with_their_examiner(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.tried(RIGHT)
-    (pid,) = [one.worker.pid for one in bench.begun]
-    bench.begun.clear()
+    (pid,) = [one.worker.pid for one in bench.started]
+    bench.started.clear()
     del bench
     gc.collect()
     until = time.time() + 60

@@ -187,9 +187,8 @@ def test_a_search_finds_the_good_answer_among_all_others(
             "seen = {}",
         ),
         whole("try:\n        pass\n    finally:\n        torch.mul(x, 2, out=out)"),
-        whole(
-            f"print(open({str(key)!r}).read())\n    torch.mul(x, 2, out=out)", "from builtins import open"
-        ),  # injecting
+        # What injects an import.
+        whole(f"print(open({str(key)!r}).read())\n    torch.mul(x, 2, out=out)", "from builtins import open"),
         "\x1b[2J\x1b]0;owned\x07 ```python\nimport os\nos.system('touch /tmp/owned')\n```\n",
         "```python\nimport torch\nx = 1 \x1b[2J\n```\n",
         600.0,  # slow

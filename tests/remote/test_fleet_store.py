@@ -30,7 +30,7 @@ from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import CacheMissError, RemoteStoreError, StoreWarning
 from forecast_autotune.frontends import deciding
 from forecast_autotune.frontends.deciding import decide
-from forecast_autotune.frontends.request import request
+from forecast_autotune.frontends.request import make_request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.remote import exchange, sync
 from forecast_autotune.remote.fleet_store import FleetStore, open_store
@@ -436,8 +436,8 @@ def test_a_launch_waits_for_nothing_of_a_storage_that_hangs(
 
 def in_mode_strict(store: FleetStore, job: Job) -> Decision:
     idle: Any = object()
-    how = request("0", mode="strict", surrogate=History(), default_budget="0")
-    return decide(job, how, compiler=idle, measurer=idle, store=store).decision
+    request = make_request("0", mode="strict", surrogate=History(), default_budget="0")
+    return decide(job, request, compiler=idle, measurer=idle, store=store).decision
 
 
 def test_mode_strict_waits_for_a_trusted_decision_that_is_being_read(
@@ -548,8 +548,8 @@ def tune_with(store: FleetStore, budget: str) -> tuple[Decision, list[Config]]:
     found = recording(failures=False)
     replayed = Replay(found)
     environment: dict[str, str] = {}
-    how = request(budget, default_budget=budget, surrogate=History(), environment=environment)
-    decision = decide(job_of(found), how, compiler=replayed, measurer=replayed, store=store).decision
+    request = make_request(budget, default_budget=budget, surrogate=History(), environment=environment)
+    decision = decide(job_of(found), request, compiler=replayed, measurer=replayed, store=store).decision
     return decision, list(SqliteStore.outcomes(store, job_of(found)))
 
 
@@ -627,10 +627,10 @@ def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_hear
     assert friend.syncs[0].finish(LIMIT_S)
     found = recording(failures=False)
     environment: dict[str, str] = {}
-    how = request("0", default_budget="0", surrogate=History(), environment=environment)
+    request = make_request("0", default_budget="0", surrogate=History(), environment=environment)
 
     def resolved() -> Resolution:
-        return decide(job, how, compiler=Replay(found), measurer=Replay(found), store=other)
+        return decide(job, request, compiler=Replay(found), measurer=Replay(found), store=other)
 
     answered, segments = threading.Event(), Location.segments
 

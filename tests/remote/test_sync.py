@@ -41,7 +41,7 @@ class Scripted:
     def close(self) -> None:
         self._ask("close")
 
-    def forget(self) -> None:
+    def after_fork_in_child(self) -> None:
         self.asked.clear()
 
 

@@ -12,11 +12,11 @@ from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job
 from forecast_autotune.frontends.pending import is_unmeasured
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.sqlite import SqliteStore, open_store
+from forecast_autotune.store.sqlite import SqliteStore, open_local_store
 
 
 def test_a_store_that_is_busy_is_not_waited_for_and_hears_of_it_in_the_end(own_settings: Path) -> None:
-    store = open_store(Settings.from_environment())
+    store = open_local_store(Settings.from_environment())
     assert store.decision(a_job()) is None
     other = sqlite3.connect(own_settings / "store.sqlite3", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -91,7 +91,9 @@ def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path:
 def test_mode_forecast_reads_nothing_and_notes_into_its_folders_store(own_settings: Path) -> None:
     with SqliteStore(own_settings) as store:
         store.decide(a_job(), a_decision(a_job()))
-    forecasting = open_store(Settings.from_environment({"FORECAST_AUTOTUNE_DIR": str(own_settings)}, mode="forecast"))
+    forecasting = open_local_store(
+        Settings.from_environment({"FORECAST_AUTOTUNE_DIR": str(own_settings)}, mode="forecast")
+    )
     assert forecasting.decision(a_job()) is None
     forecasting.note_pending(a_job(key={"n": 7}), "mode forecast")
     forecasting.note_pending(a_job(), "mode forecast")  # it is measured, though this mode may not know

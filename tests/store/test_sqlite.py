@@ -28,7 +28,7 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store import database, encoding, filesystem, process_hooks, recordings, schema, textfile
 from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.sqlite import MOST_OPEN, SqliteStore, open_store
+from forecast_autotune.store.sqlite import MOST_OPEN, SqliteStore, open_local_store
 
 
 class TestFile(StoreContract):
@@ -279,18 +279,18 @@ def test_related_recordings_stop_at_a_limit_and_begin_with_the_closest(
 
 def test_one_store_for_each_folder_in_a_process_and_none_in_mode_forecast(tmp_path: Path) -> None:
     settings = Settings(dir=tmp_path)
-    assert open_store(settings) is open_store(Settings(dir=tmp_path))
-    assert open_store(settings) is not open_store(replace(settings, toolchain="any"))
-    with open_store(replace(settings, mode="forecast")) as store:
+    assert open_local_store(settings) is open_local_store(Settings(dir=tmp_path))
+    assert open_local_store(settings) is not open_local_store(replace(settings, toolchain="any"))
+    with open_local_store(replace(settings, mode="forecast")) as store:
         assert store.path is None
-    open_store(settings).close()
+    open_local_store(settings).close()
 
 
 def test_the_files_of_the_last_few_stores_stay_open_and_the_others_open_again(tmp_path: Path) -> None:
     job = a_job()
-    stores = [open_store(Settings(dir=tmp_path / str(number))) for number in range(MOST_OPEN + 3)]
+    stores = [open_local_store(Settings(dir=tmp_path / str(number))) for number in range(MOST_OPEN + 3)]
     for number, store in enumerate(stores):
-        assert open_store(Settings(dir=tmp_path / str(number))) is store
+        assert open_local_store(Settings(dir=tmp_path / str(number))) is store
         store.decide(job, a_decision(job))
         store.note_pending(a_job(key={"n": 5}), "not allowed")
     assert [store.connection.is_open for store in stores] == [False] * 3 + [True] * MOST_OPEN
@@ -481,7 +481,7 @@ def test_a_full_disk_is_reported_with_the_file(tmp_path: Path, monkeypatch: pyte
 
 def test_without_agreement_everybody_flies_at_once(tmp_path: Path) -> None:
     settings = [Settings(dir=tmp_path, sync=sync) for sync in ("store", "none")]
-    waiting, hurrying = map(open_store, settings)
+    waiting, hurrying = map(open_local_store, settings)
     assert waiting is not hurrying
     with waiting.single_flight(a_job()) as first, hurrying.single_flight(a_job()) as second:
         assert (first, second) == (True, True)

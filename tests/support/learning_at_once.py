@@ -18,6 +18,6 @@ def learning_at_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learning_threads, "QUIET_S", 0.0)
         patch.setattr(AtWork, "share", property(lambda _: 1.0, lambda *_: None))
-        PROCESS_ALLOWANCE.begin()
+        PROCESS_ALLOWANCE.reset()
         yield
         learning_threads.learners.end()

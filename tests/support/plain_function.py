@@ -91,7 +91,7 @@ class PlainDoor(CallableDoor["TunedFunction"]):
     def default(self, call: Call) -> Launcher:
         return self._tuned.launchers[self._tuned.space.default]
 
-    def tuning(self, call: Call, how: Request) -> PlainTuning:
+    def tuning(self, call: Call, request: Request) -> PlainTuning:
         return PlainTuning(self._tuned, call)
 
 

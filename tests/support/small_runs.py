@@ -126,7 +126,7 @@ def resolve(
     surrogate: Surrogate | None = None,
     store: Memory | None = None,
     listener: list[Progress] | None = None,
-    earlier: Decision | None = None,
+    previous_decision: Decision | None = None,
 ) -> Resolution:
     replay = Replay(of)
     return tune(
@@ -138,7 +138,7 @@ def resolve(
         store=store if store is not None else Memory(),
         budget=Budget(budget, clock=replay.clock),
         listener=None if listener is None else listener.append,
-        earlier=earlier,
+        previous_decision=previous_decision,
     )
 
 

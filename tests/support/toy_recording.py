@@ -71,9 +71,8 @@ def _inputs(n: int, seed: int, device: str) -> tuple[Any, ...]:
     if n < 0:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 900.00 GiB")
     x = torch.randint(1, 100, (n,), generator=torch.Generator(device).manual_seed(seed))
-    return x, torch.full_like(
-        x, -(2**63)
-    )  # integers: an answer that lies there already cannot be told from one written
+    # Integers: an answer that lies there already cannot be told from one written.
+    return x, torch.full_like(x, -(2**63))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.frontends import deciding
-from forecast_autotune.frontends.request import Request, request
+from forecast_autotune.frontends.request import Request, make_request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.settings import SURROGATES, Settings
 from forecast_autotune.store.sqlite import SqliteStore
@@ -66,8 +66,8 @@ class TestWithContext(TestTwiceAsFast):
 def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> None:
     whole = recording()
     replay, store = Replay(whole), SqliteStore.in_memory()
-    how = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TwiceAsFast())
-    decision = deciding.decide(job_of(whole), how, compiler=replay, measurer=replay, store=store).decision
+    request = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TwiceAsFast())
+    decision = deciding.decide(job_of(whole), request, compiler=replay, measurer=replay, store=store).decision
     assert decision.measured == 4
     assert {f.source for f, _ in store.calibration_pairs("cuda")} == {"twice"}
 
@@ -83,7 +83,7 @@ def test_an_incomplete_surrogate_is_refused_when_the_kernel_is_made() -> None:
         InvalidInputError,
         match=r"has no recalibrate, asks_model, fitted_on, model_version, start: derive it from .*BaseSurrogate",
     ):
-        request(None, default_budget="16", surrogate=Old(), environment={})  # type: ignore[arg-type]
+        make_request(None, default_budget="16", surrogate=Old(), environment={})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", SURROGATES)

@@ -95,9 +95,8 @@ def test_described_launches_are_ranked_by_the_trees() -> None:
     job = replace(job_of(recording()), space=space, static_features=told)
     learned = Learned(replace(following(), factors=believing({"few_threads": 5.0}).factors))
     found = means(learned, Question(job=job))
-    assert found == pytest.approx(
-        [0.0, 2.0, -2.0, 1.0], abs=0.3
-    )  # and 5 octaves for each halving of threads are not heard
+    # The 5 octaves for each halving of threads are not heard.
+    assert found == pytest.approx([0.0, 2.0, -2.0, 1.0], abs=0.3)
     assert source(learned, Question(job=job)) == "learned (launches described, 1 kernels known)"
 
 
@@ -391,9 +390,8 @@ def test_outcomes_that_continue_a_trend_over_sizes_move_every_forecast_along_it(
     job = replace(job_of(here), static_features=told)
     asked = Question(job=job, outcomes=dict(list(here.outcomes.items())[:2]), recordings=[at(1024), at(2048)])
     found, true = means(Learned(following()), asked), here.log2_speedups()
-    assert (
-        max(abs(mean - true[c]) for c, mean in zip(space, found, strict=True)) < 0.6
-    )  # alone, the nearest one misses 2
+    # Alone, the nearest one misses 2.
+    assert max(abs(mean - true[c]) for c, mean in zip(space, found, strict=True)) < 0.6
 
 
 # What it bears ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from forecast_autotune.core.outcome import Measurement, Outcome
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
-from forecast_autotune.tuning.trials import TURN
+from forecast_autotune.tuning.trials import TURN_SHARE
 
 
 def test_finalists_are_timed_again_in_turns() -> None:
@@ -46,7 +46,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
     assert decision.measured == 4
     turns = [c["i"] for c in replay.asked[4:]]
     assert turns == ([1, 2, 0, 0, 2, 1] * len(turns))[: len(turns)]
-    assert shares == [1.0] * 4 + [TURN] * len(turns)
+    assert shares == [1.0] * 4 + [TURN_SHARE] * len(turns)
     last = [o for c, o, _ in store.recorded if c == Config({"i": 1})][-1]
     assert isinstance(last, Measurement)
     assert len(last.samples_us) == 8 * (len(turns) // 3)

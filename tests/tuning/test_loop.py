@@ -173,11 +173,11 @@ def test_later_looks_forecast_nothing_and_take_the_decision_once_stored() -> Non
     of, store, surrogate = recorded_as([100, 60]), Memory(alone=False), Counting()
     first = resolve(of, store=store, surrogate=surrogate)
     for _ in range(3):
-        assert resolve(of, store=store, surrogate=surrogate, earlier=first.decision) == first
+        assert resolve(of, store=store, surrogate=surrogate, previous_decision=first.decision) == first
     assert surrogate.asked == 1
     store.decided = decide(of)
     store.known = dict(of.outcomes)
-    assert resolve(of, store=store, earlier=first.decision) == Resolution(store.decided)
+    assert resolve(of, store=store, previous_decision=first.decision) == Resolution(store.decided)
 
 
 def test_who_knows_nothing_that_is_safe_to_run_tunes_beside_the_other() -> None:

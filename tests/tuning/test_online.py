@@ -73,9 +73,8 @@ def test_sixty_workloads_are_decided_as_tuning_decides_them(life: str) -> None:
     ratios = compare(spaces(60), LIVES[life])
     assert len(ratios) == 60
     assert math.prod(ratios) ** (1 / len(ratios)) <= 1.01
-    assert sum(ratio > 1.01 for ratio in ratios) <= 3, sorted(ratios)[
-        -5:
-    ]  # within the noise, where two are nearly equal
+    # Within the noise, where two are nearly equal.
+    assert sum(ratio > 1.01 for ratio in ratios) <= 3, sorted(ratios)[-5:]
 
 
 def test_a_slow_candidate_gets_one_call() -> None:

@@ -73,7 +73,7 @@ def tune_shared(of: Recording, claims: dict[Config, str], store: Memory) -> Deci
         measurer=replay,
         store=store,
         budget=Budget("all", clock=replay.clock),
-        shares=Together(claims, "this one"),
+        work_sharing=Together(claims, "this one"),
     ).decision
 
 
@@ -121,7 +121,7 @@ def test_a_config_released_while_the_leader_waits_is_tried_by_the_leader() -> No
         measurer=replay,
         store=store,
         budget=Budget("all", clock=replay.clock),
-        shares=GivenBack({late: "a helper"}, "the leader"),
+        work_sharing=GivenBack({late: "a helper"}, "the leader"),
     ).decision
     assert decision.config == late
 

@@ -62,14 +62,14 @@ def _state(tuner: ForecastAutotuner) -> str:
     Raises:
         BypassAOTAutogradCache: the ranks of the job decide together, and a cache hit would not ask them.
     """
-    how = tuner.dispatcher.request(default_budget="0")
-    if len(tuner.configs) > 1 and ranks_decide(how):
+    request = tuner.dispatcher.request(default_budget="0")
+    if len(tuner.configs) > 1 and ranks_decide(request):
         raise sys.modules[CACHE_KEY].BypassAOTAutogradCache(f"the ranks of the job decide on kernel {tuner.name}")
-    settings = how.settings
+    settings = request.settings
     parts = [
         settings.mode,
-        how.surrogate.name,
-        how.surrogate.model_version,
+        request.surrogate.name,
+        request.surrogate.model_version,
         settings.toolchain,
         *(str(c) for c in tuner.configs),
     ]

@@ -213,9 +213,8 @@ def _register(config: Any, module: Any) -> None:
 
     V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it
     handler, was_made = V.choices, _is_made(V.choices, module, config)
-    if (
-        config.inductor_choices_class is make_choices and _theirs is None
-    ):  # from before Inductor's choices were imported
+    # Set before Inductor's choices were imported.
+    if config.inductor_choices_class is make_choices and _theirs is None:
         config.inductor_choices_class = None
         _give_other_threads(config, "inductor_choices_class", None)
     others = (factory for key, factory in module.registered_inductor_choices() if key != KEY)

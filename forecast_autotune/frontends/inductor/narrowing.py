@@ -64,7 +64,7 @@ class Trial:
     """
 
     candidates: Candidates
-    how: Request
+    request: Request
     store: SqliteStore
     forecasts: Mapping[Config, Forecast | Abstention]
     model: str
@@ -166,15 +166,15 @@ class Narrowing:
             return listed
         if any(candidate.params.to_kwargs().get("hint_override") is not None for candidate in listed):
             return listed
-        how = product_request(fp8=any(map(is_fp8, kernel_inputs.dtypes())))
-        if how.settings.mode == "first":
+        request = product_request(fp8=any(map(is_fp8, kernel_inputs.dtypes())))
+        if request.settings.mode == "first":
             return listed[:1]
         lowered = Lowered.of(listed, kernel_inputs, op)
-        known = (lowered, how.settings.mode, how.budget, str(how.settings.dir))
+        known = (lowered, request.settings.mode, request.budget, str(request.settings.dir))
         chosen = self._known.get(known)
         if chosen is None:
             candidates = ProductCandidates(lowered, listed, exhaustive())
-            chosen = self._remember(known, self._chosen(candidates, how))
+            chosen = self._remember(known, self._chosen(candidates, request))
         self._count_passed_on(chosen)
         passed_on = []
         for config, parameters in chosen.parameters.items():
@@ -194,18 +194,18 @@ class Narrowing:
             return listed
         if not all(map(is_number, sizes_of(listed))):
             return listed
-        how = operation_request() if operation in ATTENTION else product_request()
+        request = operation_request() if operation in ATTENTION else product_request()
         candidates = RenderedCandidates(operation, listed)
-        if how.settings.mode == "first":
+        if request.settings.mode == "first":
             return [listed[candidates.places[candidates.undescribed_job.space.default]]]
         known = (
             candidates.undescribed_job.workload.digest,
             candidates.undescribed_job.space.digest,
-            how.settings.mode,
-            how.budget,
-            str(how.settings.dir),
+            request.settings.mode,
+            request.budget,
+            str(request.settings.dir),
         )
-        chosen = self._known.get(known) or self._remember(known, self._chosen(candidates, how))
+        chosen = self._known.get(known) or self._remember(known, self._chosen(candidates, request))
         self._count_passed_on(chosen)
         passed_on = {config: listed[candidates.places[config]] for config in chosen.parameters}
         if chosen.trial is not None:
@@ -226,28 +226,28 @@ class Narrowing:
             self.counts.candidates += chosen.of
             self.counts.passed_on += len(chosen.parameters)
 
-    def _chosen(self, candidates: Candidates, how: Request) -> Chosen:
+    def _chosen(self, candidates: Candidates, request: Request) -> Chosen:
         began = time.perf_counter()
-        store, budget, job = open_store(how.settings), Budget(how.budget), candidates.undescribed_job
-        measures = budget.measures and how.settings.mode != "strict"
-        known = recall(job, how, store)
+        store, budget, job = open_store(request.settings), Budget(request.budget), candidates.undescribed_job
+        measures = budget.measures and request.settings.mode != "strict"
+        known = recall(job, request, store)
         few_were_tried = known is not None and measures and budget.all and "all" not in known.budget
         if known is not None and known.tried and not few_were_tried:
             self._count(recalled=True)
-            return _chosen_of(candidates, [hold_to(job, how, store, known).config])
+            return _chosen_of(candidates, [hold_to(job, request, store, known).config])
         job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
-        informing = open_store(replace(how.settings, mode="forecast")) if ranks_decide(how) else store
+        informing = open_store(replace(request.settings, mode="forecast")) if ranks_decide(request) else store
         with PROCESS_TOTAL.running():
-            forecasts, model = first_forecasts(job, how, informing)
-        knows_library = candidates.library_is_foreseen and knows_libraries(how)
+            forecasts, model = first_forecasts(job, request, informing)
+        knows_library = candidates.library_is_foreseen and knows_libraries(request)
         may_be_sure = knows_library and not budget.all and (measures or known is None)
         if may_be_sure and library_is_sure(job, forecasts, candidates.epilogue_us):
             self._count(forecast=True)
             return _chosen_of(candidates, [job.space.default])
         if not measures:
             job = candidates.unmeasured_job
-            decision = decide(job, how, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
+            decision = decide(job, request, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(forecast=True)
             keeps_library = is_library(job.space.default) and not knows_library
             return _chosen_of(candidates, [job.space.default if keeps_library else decision.config])
@@ -257,7 +257,7 @@ class Narrowing:
             most = math.inf
         configs = shortlist(candidates, forecasts, most)
         by_config = dict(zip(job.space, forecasts, strict=True))
-        trial = Trial(candidates, how, store, by_config, model, spent_s=time.perf_counter() - began)
+        trial = Trial(candidates, request, store, by_config, model, spent_s=time.perf_counter() - began)
         return _chosen_of(candidates, configs, trial)
 
     @staticmethod
@@ -312,9 +312,9 @@ class Narrowing:
         trial = chosen.trial if chosen is not None else None
         if chosen is None or trial is None:
             return time_them()
-        budget = Budget(trial.how.budget, total=PROCESS_TOTAL)
+        budget = Budget(trial.request.budget, total=PROCESS_TOTAL)
         library = next(filter(is_library, ours), None)
-        if library is not None and budget.total_left_s <= 0 and not ranks_decide(trial.how):
+        if library is not None and budget.total_left_s <= 0 and not ranks_decide(trial.request):
             why = f"the total of {budget.limits.total_seconds:g} s for this process is spent"
             trial.store.note_pending(trial.candidates.job, why)
             self._count(forecast=True)
@@ -344,7 +344,7 @@ class Narrowing:
         """
         chosen, _ = getattr(choice, "annotations", {}).get(MARK, (None, None))
         trial = chosen.trial if chosen is not None else None
-        return trial is not None and not Budget(trial.how.budget).all and not ranks_decide(trial.how)
+        return trial is not None and not Budget(trial.request.budget).all and not ranks_decide(trial.request)
 
     def is_librarys(self, buffer: Any) -> bool:
         """Whether the library is decided for a product, of which Inductor has the choices; they are timed now if need be."""
@@ -365,7 +365,7 @@ class Narrowing:
 
     def _decide(self, chosen: Chosen, trial: Trial, saved_us: float) -> None:
         """Decide by what was timed, the library charged for what an epilogue would save, and hold to what ranks decided."""
-        decision = keep_decision(trial.candidates.job, trial.how, trial.store, _decision(trial, saved_us))
+        decision = keep_decision(trial.candidates.job, trial.request, trial.store, _decision(trial, saved_us))
         with self._lock:
             chosen.parameters = {decision.config: trial.candidates.parameters[decision.config]}
 
@@ -465,7 +465,7 @@ def _decision(trial: Trial, saved_us: float) -> Decision:
         forecasts=tuple(trial.forecasts[config] for config in job.space),
         tried=set(outcomes),
         compiled=sum(not is_library(config) for config in outcomes),
-        budget=str(trial.how.budget),
+        budget=str(trial.request.budget),
         spent_s=trial.spent_s,
         run=trial.run,
         now=time.time(),

@@ -22,7 +22,7 @@ from ...settings import PackUrl, Settings
 from ...store.queries import StoreFile
 from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
-from ..request import Request, request
+from ..request import Request, make_request
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def uuid() -> str:
 
 def operation_request() -> Request:
     """How operations that are no products are decided: as kernels are."""
-    return request(None, default_budget=DEFAULT_BUDGET)
+    return make_request(None, default_budget=DEFAULT_BUDGET)
 
 
 def product_request(*, fp8: bool = False) -> Request:
@@ -81,15 +81,15 @@ def product_request(*, fp8: bool = False) -> Request:
     Args:
         fp8: whether these are products of fp8.
     """
-    how = operation_request()
-    if knows_libraries(how):
-        return replace(how, surrogate=make_surrogate("auto", prior=products_prior(fp8=fp8)))
-    return how
+    request = operation_request()
+    if knows_libraries(request):
+        return replace(request, surrogate=make_surrogate("auto", prior=products_prior(fp8=fp8)))
+    return request
 
 
-def knows_libraries(how: Request) -> bool:
+def knows_libraries(request: Request) -> bool:
     """Whether what forecasts products was fitted on the library's function beside the templates."""
-    return how.settings.model is None and how.settings.surrogate in (None, "auto")
+    return request.settings.model is None and request.settings.surrogate in (None, "auto")
 
 
 def cache_name() -> str:
@@ -100,13 +100,19 @@ def cache_name() -> str:
     Raises:
         InvalidInputError: a setting does not parse.
     """
-    how = product_request()
-    measures = how.budget.measures
-    parts = [how.settings.mode, str(measures), how.surrogate.name, how.surrogate.model_version, how.settings.toolchain]
+    request = product_request()
+    measures = request.budget.measures
+    parts = [
+        request.settings.mode,
+        str(measures),
+        request.surrogate.name,
+        request.surrogate.model_version,
+        request.settings.toolchain,
+    ]
     parts += [other.surrogate.model_version for other in (operation_request(), product_request(fp8=True))]
-    if how.settings.mode not in ("first", "forecast"):
-        parts += sorted(_decided(how.settings))
-        parts += map(pack_version, how.settings.packs)
+    if request.settings.mode not in ("first", "forecast"):
+        parts += sorted(_decided(request.settings))
+        parts += map(pack_version, request.settings.packs)
     return f"forecast_autotune {digest(*parts)}"
 
 

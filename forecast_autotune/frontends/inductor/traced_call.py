@@ -75,8 +75,8 @@ class TracedCall:
             CacheMissError: mode is `strict` and there is no decision.
             InvalidInputError: a setting does not parse.
         """
-        how = self.tuner.dispatcher.request(default_budget="0")
-        how = replace(how, budget=NOTHING, unmeasured="torch.compile")
+        request = self.tuner.dispatcher.request(default_budget="0")
+        request = replace(request, budget=NOTHING, unmeasured="torch.compile")
         try:
             with without_modes():
                 self.args, self.kwargs = self._arguments(meta_tensor)
@@ -85,11 +85,11 @@ class TracedCall:
             self._complain("is left to torch, which times all its configs", err)
             return None
         chosen = candidates[:1]
-        if len(candidates) > 1 and how.settings.mode != "first":
+        if len(candidates) > 1 and request.settings.mode != "first":
             try:
                 grids = self._grids(candidates)
                 with without_modes():
-                    chosen = self._decided(candidates, grids, how)
+                    chosen = self._decided(candidates, grids, request)
             except CacheMissError as err:
                 raise _as_torch_lets_it_through(err) from None
             except Exception as err:
@@ -154,7 +154,7 @@ class TracedCall:
 
     # The decision ---------------------------------------------------------------------------------------------------
 
-    def _decided(self, candidates: list[Any], grids: Sequence[tuple[int, ...]] | None, how: Request) -> list[Any]:
+    def _decided(self, candidates: list[Any], grids: Sequence[tuple[int, ...]] | None, request: Request) -> list[Any]:
         """The decided config; the first where that one does not compile; all where that does not either."""
         kwargs = self.kwargs
         if grids is not None:
@@ -165,12 +165,12 @@ class TracedCall:
 
             kwargs = {**kwargs, "grid": grid}
         tuning = TritonCall(self.spec, candidates, self.args, kwargs)
-        store = self.tuner.dispatcher.store(tuning.hardware, how.settings)
-        decision = decide(tuning.job, how, compiler=tuning.compiler, measurer=NO_MEASURER, store=store).decision
+        store = self.tuner.dispatcher.store(tuning.hardware, request.settings)
+        decision = decide(tuning.job, request, compiler=tuning.compiler, measurer=NO_MEASURER, store=store).decision
         config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
         if is_unmeasured(decision) and self.tx is not None:
             self.epoch = f"{EPOCH}_{digest(*TuningKey.of(tuning.job).digests, tuning.job.space.digest)}"
-            hold_until_measured(self.tuner, self.epoch, config, tuning.job, how)
+            hold_until_measured(self.tuner, self.epoch, config, tuning.job, request)
         return candidates if config is None else [tuning.theirs(config)]
 
     def _compiled(self, configs: Iterable[Config], tuning: TritonCall, store: Store) -> Config | None:

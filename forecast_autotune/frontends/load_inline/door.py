@@ -40,11 +40,11 @@ class FunctionDoor(CallableDoor["TunedFunction"]):
         """See `FrontDoor`: the first variant, on the device of the call."""
         return self._tuned.launcher(self._tuned.space.default, device_of(call.values))
 
-    def tuning(self, call: Call, how: Request) -> FunctionTuning:
+    def tuning(self, call: Call, request: Request) -> FunctionTuning:
         """See `FrontDoor`."""
         if self._tuned.recipe.is_cuda and call.state.device < 0:
             raise NoWorkingConfigError(_no_gpu(self._tuned.recipe.name))
-        return FunctionTuning(self._tuned, call, how)
+        return FunctionTuning(self._tuned, call, request)
 
 
 class FunctionTuning:
@@ -52,9 +52,9 @@ class FunctionTuning:
 
     device = ""
 
-    def __init__(self, tuned: TunedFunction, call: Call, how: Request) -> None:
-        self._tuned, self._call, self._how = tuned, call, how
-        self._isolate = how.settings.isolate != "0"
+    def __init__(self, tuned: TunedFunction, call: Call, request: Request) -> None:
+        self._tuned, self._call, self._request = tuned, call, request
+        self._isolate = request.settings.isolate != "0"
         self._is_compared = False  # a variant with the default, in this process
         self.default = self.launcher(tuned.space.default)
 
@@ -141,7 +141,7 @@ class FunctionTuning:
         """Whether the default is known not to run."""
         if (job := self.job) is None:
             return False
-        store = self._tuned.dispatcher.store(job.hardware, self._how.settings)
+        store = self._tuned.dispatcher.store(job.hardware, self._request.settings)
         outcome = store.outcomes(job).get(job.space.default)
         return isinstance(outcome, Failure) and not outcome.transient
 
@@ -157,7 +157,7 @@ class FunctionTuning:
         """See `Tuning`. None where a variant may run in a child process only: it may end this one."""
         if self._isolate:
             return None
-        tuned, how, device = self._tuned, self._how, self._call.state.device_name
+        tuned, request, device = self._tuned, self._request, self._call.state.device_name
 
         def launcher(config: Config) -> Launcher:
             return tuned.launcher(config, device)
@@ -166,7 +166,7 @@ class FunctionTuning:
             device=device,
             compiler=self.compiler.in_background(),
             launcher=launcher,
-            measurer=None if tuned.check is None else lambda call: FunctionTuning(tuned, call, how)._in_process(),
+            measurer=None if tuned.check is None else lambda call: FunctionTuning(tuned, call, request)._in_process(),
             load=lambda config: launcher(config).call,
         )
 

@@ -24,7 +24,7 @@ from ...settings import Settings
 from ..keys import device_of, features_of
 from ..nested_tuning import ever_nested, of_thread
 from ..tuned_callable import Call, TunedCallable, work_of_call
-from .described import DescribedSources
+from .cuda_static_features import CudaSourceTexts
 from .door import FunctionDoor
 
 DEFAULT_BUDGET = "16"
@@ -83,7 +83,7 @@ class TunedFunction(TunedCallable):
         self.__doc__ = (self.recipe.functions or {}).get(name)
         self.work, self.check = work, check
         self._launchers: dict[tuple[str, Config], Launcher] = {}
-        self._sources = DescribedSources(recipe)
+        self._sources = CudaSourceTexts(recipe)
         self.program = Program(
             name=full_name, language="cuda" if self.recipe.is_cuda else "c++", source=self.recipe.text
         )

@@ -22,9 +22,9 @@ class AtWork:
     share = 1.0
 
     def __init__(self) -> None:
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Held by nobody."""
         self._lock = threading.Lock()
         self._is_held = False

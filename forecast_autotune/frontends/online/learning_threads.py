@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 import weakref
 from operator import attrgetter
 
+from ...core.forks import after_fork_in_child
 from ...measure.launch_windows import launch_windows
 from ...measure.real_calls import LearningEndedError
 from .at_work import at_work
@@ -146,13 +146,14 @@ class Learners:
         known, frozen = list(self._known), self.frozen
         self._reset()
         self.frozen = frozen
-        at_work.begin()
+        at_work.reset()
         launch_windows.after_fork_in_child()
         for learning in known:
             learning.calls.after_fork_in_child()
 
 
 learners = Learners()
+after_fork_in_child(learners.after_fork_in_child)
 
 
 def freeze() -> None:
@@ -162,7 +163,3 @@ def freeze() -> None:
     a few seconds, also while configs compile; `forecast-autotune freeze` does the same for all programs with a store.
     """
     learners.freeze()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=learners.after_fork_in_child)

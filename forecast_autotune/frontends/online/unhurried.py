@@ -15,7 +15,7 @@ from ...protocols import Compiler, Policy, without_limit
 from ...tuning.policies import StoredOnly
 from .at_work import at_work
 
-MOST_TIMES = 16.0  # times the default's: an expected time beyond this counts as this
+SLOWDOWN_CAP = 16.0  # times the default's: an expected time beyond this counts as this
 
 
 class RememberingPolicy:
@@ -49,7 +49,7 @@ class RememberingPolicy:
             return None
         index = view.space.index(config)
         forecast = view.forecasts[index] if index < len(view.forecasts) else None
-        return None if forecast is None or isinstance(forecast, Abstention) else forecast.expected_time(MOST_TIMES)
+        return None if forecast is None or isinstance(forecast, Abstention) else forecast.expected_time(SLOWDOWN_CAP)
 
 
 class InBackground:

@@ -83,13 +83,13 @@ class TritonDoor:
         """See `FrontDoor`: the first config that the user's pruning leaves."""
         return self._tuner.pruned_configs(*call)[0]
 
-    def tuning(self, call: tuple[tuple[Any, ...], dict[str, Any]], how: Request) -> KernelTuning:
+    def tuning(self, call: tuple[tuple[Any, ...], dict[str, Any]], request: Request) -> KernelTuning:
         """See `FrontDoor`."""
         tuner = self._tuner
         # The user's pruning may take its time, and have other threads launch kernels, for which it waits.
         with tuning_lock.slow(tuner.early_config_prune is not None or tuner.perf_model is not None):
             candidates = tuner.pruned_configs(*call)
-        return KernelTuning(tuner, candidates, *call, shard=how.shard)
+        return KernelTuning(tuner, candidates, *call, shard=request.shard)
 
     def forget_shortcuts(self) -> None:
         """See `FrontDoor`."""

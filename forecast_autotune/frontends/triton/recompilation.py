@@ -23,7 +23,9 @@ _unmeasured: weakref.WeakKeyDictionary[Any, dict[tuple[str, Config | None], tupl
 _unmeasured = weakref.WeakKeyDictionary()  # by tuner, epoch and captured config: jobs decided without a measurement
 
 
-def hold_until_measured(tuner: ForecastAutotuner, epoch: str, config: Config | None, job: Job, how: Request) -> None:
+def hold_until_measured(
+    tuner: ForecastAutotuner, epoch: str, config: Config | None, job: Job, request: Request
+) -> None:
     """Note that compiled code holds an unmeasured config, under an epoch of its own key.
 
     With one epoch for the whole kernel, a measurement of this key would have other keys' graphs compiled again.
@@ -33,7 +35,7 @@ def hold_until_measured(tuner: ForecastAutotuner, epoch: str, config: Config | N
     """
     with _lock:
         vars(tuner.guarded).setdefault(epoch, "0")
-        _unmeasured.setdefault(tuner, {})[epoch, config] = job, how
+        _unmeasured.setdefault(tuner, {})[epoch, config] = job, request
 
 
 def recompile(tuner: ForecastAutotuner, epoch: str = EPOCH) -> None:
@@ -55,8 +57,8 @@ def recompile_measured() -> None:
         held = [(tuner, dict(jobs)) for tuner, jobs in _unmeasured.items()]
     for tuner, jobs in held:
         outdated: set[str] = set()
-        for (epoch, config), (job, how) in jobs.items():
-            decision = recall(job, how, tuner.dispatcher.store(job.hardware, how.settings))
+        for (epoch, config), (job, request) in jobs.items():
+            decision = recall(job, request, tuner.dispatcher.store(job.hardware, request.settings))
             if decision is None or is_unmeasured(decision):
                 continue
             with _lock:

@@ -57,9 +57,9 @@ class VariantsDoor(CallableDoor["TunedVariants"]):
         """See `FrontDoor`: the first variant, with the tuners in it at their defaults."""
         return self._tuned.default(defaults_only=True)
 
-    def tuning(self, call: Call, how: Request) -> _VariantsTuning:
+    def tuning(self, call: Call, request: Request) -> _VariantsTuning:
         """See `FrontDoor`."""
-        return _VariantsTuning(self._tuned, call, how)
+        return _VariantsTuning(self._tuned, call, request)
 
 
 class _VariantsTuning:
@@ -67,11 +67,11 @@ class _VariantsTuning:
 
     device = ""
 
-    def __init__(self, tuned: TunedVariants, call: Call, how: Request) -> None:
-        self._tuned, self._call, self._how = tuned, call, how
+    def __init__(self, tuned: TunedVariants, call: Call, request: Request) -> None:
+        self._tuned, self._call, self._request = tuned, call, request
         self._unmeasured = call.why_unmeasured
         self._is_compared = False  # with the default, in this process
-        self.default = tuned.default(defaults_only=how.settings.mode == "first")
+        self.default = tuned.default(defaults_only=request.settings.mode == "first")
 
     @cached_property
     def _choices(self) -> Mapping[Config, Choice]:
@@ -92,15 +92,15 @@ class _VariantsTuning:
         if len(self._choices) == 1:
             return None
         longest_s = math.inf  # in mode forecast every rank must come to the same answer
-        if self._how.settings.mode != "forecast":
-            longest_s = min(LONGEST_S, LONGEST_SHARE * (self._how.budget.seconds or math.inf))
+        if self._request.settings.mode != "forecast":
+            longest_s = min(LONGEST_S, LONGEST_SHARE * (self._request.budget.seconds or math.inf))
         try:
             job = job_of(self._tuned, self._choices, self._call, launched=self._launched, longest_s=longest_s)
         except NoKeyError as err:
             self._tuned.note_untuned(f"an argument is {err}")
             return None
-        known = stored(job, self._tuned.dispatcher.store(job.hardware, self._how.settings))
-        if known is not None and (known.basis == "measured" or not self._how.budget.measures):
+        known = stored(job, self._tuned.dispatcher.store(job.hardware, self._request.settings))
+        if known is not None and (known.basis == "measured" or not self._request.budget.measures):
             return job  # recalled as it is: nothing is to be forecast
         return with_work(self._tuned, job)
 

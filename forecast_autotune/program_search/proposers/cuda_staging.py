@@ -27,9 +27,8 @@ _LOCAL = re.compile(
 _WHOLLY = re.compile(r"#pragma unroll[ \t]*\n\s*\Z")
 _PARTLY = re.compile(r"[ \t]*#pragma unroll[ \t(]+\w+\)?[ \t]*\n\s*\Z")
 _CONDITION = re.compile(r"\?|&&|\|\|")
-_NARROW = re.compile(
-    r"\b(?:char|short|float|double|half|u?int(?:8|16)_t)\b"
-)  # counts no further than a tile, or no places
+# Types that count no further than a tile, or count no places.
+_NARROW = re.compile(r"\b(?:char|short|float|double|half|u?int(?:8|16)_t)\b")
 _CHANGED = re.compile(r"\s*(?:(?:<<|>>|[-+*/%&|^])?=(?!=)|\+\+|--)")
 _DECLARED = re.compile(r"\s*((?:const\s+)?[\w:]+(?:<[^;={}]*?>)?(?:\s+(?:int|long|const))*)[\s*&]+\w+\s*(?:[=,\[{]|\Z)")
 

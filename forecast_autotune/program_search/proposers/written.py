@@ -114,7 +114,7 @@ class Written:
         Raises:
             InvalidInputError: it names none, or a server of another machine that may not be asked.
         """
-        check_surrogate(url, "proposer", remote=settings.remote == "1")
+        check_surrogate(url, "proposer", remote=settings.remote)
         parsed = parse_model_name(url)
         if parsed.runs != "server":
             raise InvalidInputError(f"proposer {url!r}: a model that writes programs is named by its server's URL")

@@ -71,9 +71,8 @@ SPACE = Space.grid(
     {"BM": [64, 128], "BN": [32, 64, 128], "num_warps": [4, 8], "num_stages": [2, 3, 4]},
     constraints=[
         lambda BM, BN, num_warps: num_warps == 4 or BM * BN >= 64 * 64,
-        lambda BN, num_stages: (
-            BN * num_stages <= 384
-        ),  # four stages of 128 keys and values are more than Hopper's 227 KB
+        # Four stages of 128 keys and values are more than Hopper's 227 KB.
+        lambda BN, num_stages: BN * num_stages <= 384,
     ],
     default={"BM": 128, "BN": 64, "num_warps": 8, "num_stages": 3},
     roles={"BM": "tile", "BN": "tile", "num_warps": "threads", "num_stages": "stages"},

@@ -194,9 +194,8 @@ def transition(
 
 
 ROLES = {"BV": "tile", "num_warps": "threads", "num_stages": "stages"}
-FITS = [
-    lambda BV, num_warps: 8 <= 128 * BV // (32 * num_warps) <= 128
-]  # of a state of 128 keys, in a thread's registers
+# Elements that a thread holds in registers, of a state of 128 keys.
+FITS = [lambda BV, num_warps: 8 <= 128 * BV // (32 * num_warps) <= 128]
 
 SEQUENTIAL = Space.grid(
     {"BV": [16, 32, 64, 128], "num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 3, 4]},

@@ -21,9 +21,8 @@ from forecast_autotune.errors import InvalidInputError
 from ..suite import Case
 from ..triton_kernel import Output, SuiteKernel, Variant
 
-MOST_PARTIAL = (
-    2**28
-)  # sums that parts leave behind, 1 GiB of them: writing and reading more takes longer than the product
+# Sums that parts leave behind, 1 GiB of them; writing and reading more takes longer than the product.
+MOST_PARTIAL = 2**28
 
 
 @triton.jit  # type: ignore[untyped-decorator]

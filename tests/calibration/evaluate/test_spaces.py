@@ -23,9 +23,8 @@ from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.evaluation.traces import write_trace
 
 GEMM = Path(__file__).parents[2] / "traces" / "gemm_few_rows.jsonl.gz"
-Times = Mapping[
-    tuple[str, int], float | str
-]  # of a variant with a tile: its time in us, or the stage at which it fails
+# Of a variant with a tile: its time in us, or the stage at which it fails.
+Times = Mapping[tuple[str, int], float | str]
 
 
 def config(variant: str, tile: int) -> Config:

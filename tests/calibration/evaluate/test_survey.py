@@ -115,9 +115,8 @@ def test_bytes_of_a_kernel_that_was_never_imported_are_those_by_hand(package: Pa
         (features,) = launch_features(kernel, describe_call(call), [{}], grid=GRID)
         return features["traffic_bytes"]
 
-    assert (
-        bytes_of("add") == PROGRAMS * 128 * 3 * 2
-    )  # two loads and a store of a block of the first config, two bytes each
+    # Two loads and a store of a block of the first config, two bytes each.
+    assert bytes_of("add") == PROGRAMS * 128 * 3 * 2
     assert bytes_of("rows") == PROGRAMS * (8 + 1) * 32 * 2  # helper, its constant and the loop are all found
 
 

@@ -32,7 +32,7 @@ from forecast_autotune.frontends.inductor.generated import GeneratedKernels, Loo
 from forecast_autotune.frontends.inductor.request import GENERATED, cache_name
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
-from forecast_autotune.store.sqlite import open_store
+from forecast_autotune.store.sqlite import open_local_store
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -202,7 +202,7 @@ def test_what_is_timed_again_with_other_configs_decides_anew_and_counts_as_used(
     kernel.time(generated.kernels)
     fresh(monkeypatch)
     assert looked_up(kernel.fn).kwargs == {"XBLOCK": 1024}
-    open_store(Settings.from_environment()).close()  # as when the process ends
+    open_local_store(Settings.from_environment()).close()  # as when the process ends
     (stored,) = StoreFile(store).decisions(kernel=GENERATED)
     assert stored.hits == 1
 

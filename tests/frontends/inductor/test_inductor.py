@@ -676,7 +676,7 @@ def test_what_calls_have_taught_is_compiled_in_afterwards(
 ) -> None:
     monkeypatch.setattr(learning_threads, "QUIET_S", 0.0)
     monkeypatch.setenv("FORECAST_AUTOTUNE_ONLINE_CPU", "100%")
-    PROCESS_ALLOWANCE.begin()
+    PROCESS_ALLOWANCE.reset()
     kernel = tuned(configs=configs(blocks=(64, 256)), surrogate=Favours(64), mode="online")
     f = traced_by_dynamo(kernel)
     with playing():

@@ -39,11 +39,11 @@ def recorded(**failures: Failure) -> dict[Config, Any]:
 
 def outcomes_of(kernel: Any) -> dict[int, Any]:
     from forecast_autotune.settings import Settings
-    from forecast_autotune.store.sqlite import open_store
+    from forecast_autotune.store.sqlite import open_local_store
 
     arguments = (torch.empty(4096), 1000, 2.0)
     job = TritonCall(kernel.spec, kernel.configs, arguments, {"grid": (4,), "warmup": False}).job
-    return {c["BLOCK"]: o for c, o in open_store(Settings.from_environment()).outcomes(job).items()}
+    return {c["BLOCK"]: o for c, o in open_local_store(Settings.from_environment()).outcomes(job).items()}
 
 
 def test_a_kernel_of_a_closure_is_tuned_in_a_child() -> None:

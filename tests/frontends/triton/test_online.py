@@ -344,9 +344,8 @@ def test_the_thread_of_a_kernel_that_is_gone_ends(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_copy_of_a_kernel_that_is_being_learned_learns_its_key_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        learning_threads, "IDLE_S", 0.5
-    )  # the original's thread has the key, until it is called no more
+    # The original's thread has the key until the original is called no more.
+    monkeypatch.setattr(learning_threads, "IDLE_S", 0.5)
     monkeypatch.setattr(learning_threads, "GONE_S", 1.0)
     monkeypatch.setattr(real_calls, "LOOK_S", 0.05)
     kernel = tuned(mode="online")
@@ -369,9 +368,8 @@ def test_ten_threads_share_a_key() -> None:
             errors.append(err)
 
     with playing():
-        call(
-            tuned(mode="first")
-        )  # compiled once: where two threads parse at a time, CPython 3.11 may raise SystemError
+        # Compiled once: where two threads parse at a time, CPython 3.11 may raise SystemError.
+        call(tuned(mode="first"))
         threads = [threading.Thread(target=calls) for _ in range(10)]
         for thread in threads:
             thread.start()

@@ -11,7 +11,7 @@ from ...core.hardware import Hardware
 from ...features.cuda_features import Argument, CudaText, argument
 
 
-class DescribedSources:
+class CudaSourceTexts:
     """The sources of a recipe as texts to describe; each alternative is read once."""
 
     def __init__(self, recipe: Recipe) -> None:
