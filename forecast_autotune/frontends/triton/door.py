@@ -154,9 +154,9 @@ class KernelTuning:
         """See `Tuning`. None where a candidate is to be run in a child first, or is not timed by events."""
         spec, call = self._tuner.spec, self._call
         # A child takes seconds to start, and would need copies of a call that is over: safe is not to try.
-        isolate = spec.isolate or Settings.from_environment().isolate == "1"
+        isolates = spec.isolates(Settings.from_environment())
         aim = compiled_for()
-        if isolate or spec.own_do_bench is not None or not call.times_on_device or aim is None:
+        if isolates or spec.own_do_bench is not None or not call.times_on_device or aim is None:
             return None
         try:
             return LearnableKernel(self._tuner, call, self._key(), aim)
