@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
-from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.driver import driver
-from triton.runtime.errors import OutOfResources, PTXASError
 
 from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_launcher import launcher_builds
@@ -20,6 +18,7 @@ from ...compilers.triton_pool import background_pool, current_setup, shared_pool
 from ...compilers.triton_source import gpu_target, jit_function
 from ...core.cached_property import cached_property
 from ...core.config import Config
+from ...core.config_errors import is_refusal, raised
 from ...core.decision import Decision
 from ...core.job import Job
 from ...core.outcome import Failure
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
 
 log = logging.getLogger(__name__)
-
-_REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
-"""Errors of a config for which Triton's own tuner takes another."""
 
 
 class TritonDoor:
@@ -299,7 +295,8 @@ def launch_another(
     """Launch under the default or the first config after it that the device takes, and keep that one for the key.
 
     For a config that was not measured in this process: a forecast or recalled one, or the default while another thread or
-    process tunes. Where no other config runs either, it is the call, and the choice stays.
+    process tunes. Where no other config runs either, it is the call, and the choice stays; where another one does not
+    compile either, it is the kernel, and no more are compiled.
 
     Args:
         refused: the config whose launch raised `err`.
@@ -315,7 +312,9 @@ def launch_another(
         tuner.best_config = config
         try:
             result = tuner._launch(config, args, kwargs)
-        except _REFUSALS:
+        except Exception as another:
+            if not is_refusal(raised(another)):
+                raise
             continue
         if fallback is not None:
             tuner.dispatcher.fall_back(key, entry, err)
