@@ -200,8 +200,10 @@ class LearnableKernel:
     def _begin_launcher(self, default: Config) -> None:
         """What the first launch needs beside its binary is built while the default compiles in the caller's thread."""
         if launcher_builds.builds(gpu_target(self._aim[0]).backend) and (setup := current_setup()) is not None:
-            with contextlib.suppress(Exception):  # it is the launch that says what is wrong
+            try:
                 launcher_builds.begin(self.compiler.source(default), shared_pool(), setup)
+            except Exception:  # it is the launch that says what is wrong
+                log.debug("%s: no launcher is built ahead", self._tuner.name, exc_info=True)
 
     def launcher(self, config: Config) -> Any:
         """See `Learnable`."""
