@@ -28,14 +28,8 @@ _CHOICES = {
 }
 _SWITCHES = ("REMOTE", "INDUCTOR")
 
-
-SURROGATES = {
-    "auto": "",  # history, learned and roofline, blended
-    "history": "history.History",
-    "learned": "learned.Learned",
-    "roofline": "roofline.Roofline",
-}
-"""Surrogates by name, with their place in `forecast_autotune.surrogates`. Language models go by `model_names.FORMS`."""
+SURROGATES = ("auto", "history", "learned", "roofline")
+"""Names of surrogates; `auto` is the others, blended. Language models go by `model_names.FORMS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from ..protocols import without_limit
 from .triton_binding import bind_call, defaults_of
 from .triton_compile import SourceCompiler
 from .triton_source import NotAheadError, Source, gpu_target, make_source
+
+log = logging.getLogger(__name__)
 
 DESCRIBED_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 """Options of a launch that its description counts."""
@@ -206,6 +209,7 @@ class LaunchesCompiler:
         try:
             return self._launched(config) or [None]
         except Exception:  # its launch will show whether it was for want of data
+            log.debug("what %s launches is not known", config, exc_info=True)
             return [None]
 
     def _source(self, part: Config) -> Source:

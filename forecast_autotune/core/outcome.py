@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import InvalidInputError
+from .config_errors import is_refusal
 
 STAGES = ("compile", "resources", "load", "launch", "check", "timeout")
-"""Where a config can fail. `resources`: the compiler's report alone shows that the device cannot run it."""
+"""Where a config can fail. `resources`: it asks for more than the device has, as the compiler's report or a launch says."""
 
 MOST_DRIFT = 100.0
 
 SWITCH_MARGIN = 0.02  # the gain below which leaving what runs is not worth it (Triton's own choice, triton#9153)
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
-
-_REFUSALS = ("OutOfResources", "PTXASError", "CompileTimeAssertionFailure", "InvalidInputError")
-"""Triton's own tuner passes over configs that raise the first three, and raises whatever else one raises to the caller.
-The last is ours: by it a variant says that it is not made for such arguments."""
 
 _REFUSED_BY = ("static assertion failed", "too much shared", "too many resources requested")
 """In the words of C++ compilers, ptxas and CUDA's launch."""
@@ -136,8 +133,9 @@ class Failure:
     @property
     def refused(self) -> bool:
         """Whether the config is only too large for the device, or rules itself out, as many of a wide space do."""
-        kind = self.message.partition(":")[0]
-        return self.stage == "resources" or kind in _REFUSALS or any(words in self.message for words in _REFUSED_BY)
+        # By an error of ours, a variant says that it is not made for such arguments.
+        says_so = is_refusal(self.message) or self.message.startswith("InvalidInputError:")
+        return self.stage == "resources" or says_so or any(words in self.message for words in _REFUSED_BY)
 
     @property
     def follows(self) -> str:

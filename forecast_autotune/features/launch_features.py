@@ -328,6 +328,7 @@ def _extents(grid: Grid, call: Call, knobs: Mapping[str, Any]) -> tuple[float, .
         sizes = grid({**call.arguments, **knobs}) if callable(grid) else grid
         return tuple(float(n) for n in (*sizes, 1, 1)[:3])
     except Exception:  # the user's own function, asked with less than it may want
+        log.debug("how many programs a launch starts is not known", exc_info=True)
         return None
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from ..core.config import Config
+from ..core.config_errors import is_of_the_config, raised
 from ..core.outcome import Failure, Measurement, Outcome
 from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError, InvalidInputError
@@ -29,9 +30,6 @@ from .outputs import NOTHING, Outputs, OutputsError, opaque_in
 
 log = logging.getLogger(__name__)
 
-_OF_THE_CONFIG = ("OutOfResources", "CompilationError", "PTXASError")
-"""Triton's classes by name, so that nothing is imported; `CompileTimeAssertionFailure` is a `CompilationError`."""
-
 
 class DeviceLostError(AutotuneError):
     """A candidate took the device's context with it: nothing can be launched in this process any more."""
@@ -39,11 +37,6 @@ class DeviceLostError(AutotuneError):
 
 class CheckError(AutotuneError):
     """The check does not pass the default config's own outputs, so it can tell nothing about other configs'."""
-
-
-def is_of_the_config(err: BaseException) -> bool:
-    """Whether an error is the config's own doing, and would come again wherever it is compiled or launched alike."""
-    return raised(err).partition(":")[0] in _OF_THE_CONFIG
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,7 +299,7 @@ class BaseMeasurer(ABC):
         It is the config's own where the device refuses it, or where the default ran and this one does not. What the
         default raises too, what is raised before the default has run, and a lack of memory may have another cause.
         """
-        of_the_config = message.partition(":")[0] in _OF_THE_CONFIG
+        of_the_config = is_of_the_config(message)
         if trying.is_default:
             self._default_raised = message
         shared = message == self._default_raised or not self._default_ran
@@ -345,9 +338,3 @@ def of_memory(err: BaseException) -> bool:
 def says_of_memory(message: str) -> bool:
     """Whether an exception in words is of memory that ran out."""
     return message.startswith(("MemoryError", "OutOfMemoryError")) or "out of memory" in message.lower()
-
-
-def raised(err: BaseException) -> str:
-    """An exception in words, beginning with its class."""
-    kinds = [k.__name__ for k in type(err).__mro__ if k.__name__ in _OF_THE_CONFIG]
-    return f"{kinds[0] if kinds else type(err).__name__}: {err}"

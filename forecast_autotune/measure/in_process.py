@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
+from ..core.config_errors import raised
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
-from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory, raised
+from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory
 from .buffers import Buffer, Buffers, equal, load_kernels, memory_of, nudged, reads_itself, stand_in
 from .checks import close, disagreement
 from .clocks import Clock, CpuClock, Launch, cuda_clock

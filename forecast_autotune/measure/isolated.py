@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.config import Config
+from ..core.config_errors import raised
 from ..core.outcome import Measurement
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError
@@ -21,7 +22,7 @@ from ..processes.machine import own_bytes, usable_memory_bytes
 from ..processes.serving import redirect_output
 from ..processes.worker import Worker
 from .arguments import Arguments, Snapshot, snapshot
-from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, raised
+from .base import Attempt, BaseMeasurer, DeviceLostError, Ran
 from .clocks import Clock, Launch
 from .in_process import InProcessAttempt, clock_for, raise_if_lost
 from .outputs import Outputs

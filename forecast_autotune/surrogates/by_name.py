@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import import_module
 
 from ..core.model_names import is_language_model
 from ..language.model import LanguageModel
 from ..language.named import named
 from ..protocols import Surrogate
-from ..settings import SURROGATES, Answer
+from ..settings import Answer
 from .blend import Blend
 from .history import History
 from .language_model import LanguageModelSurrogate
 from .learned import Learned
 from .prior import Prior
 from .roofline import Roofline
+
+SINGLE: Mapping[str, Callable[[Prior | str | None], Surrogate]] = {
+    "history": lambda _: History(),
+    "learned": Learned,
+    "roofline": lambda _: Roofline(),
+}
+"""Name to surrogate, made from a fitted model or its version; `auto` blends them all."""
 
 
 def make_surrogate(
@@ -28,13 +35,9 @@ def make_surrogate(
         model: as setting `MODEL` has it; `prior` goes first.
     """
     fitted = model if prior is None else prior
-    if name == "learned":
-        return Learned(fitted)
-    if place := SURROGATES.get(name):
-        module, _, class_name = place.partition(".")
-        made: Surrogate = getattr(import_module(f".{module}", __package__), class_name)()
-        return made
-    members: list[Surrogate] = [History(), Learned(fitted), Roofline()]
+    if name in SINGLE:
+        return SINGLE[name](fitted)
+    members = [make(fitted) for make in SINGLE.values()]
     if is_language_model(name):
         members.append(_language_model(name, Answer() if answer is None else answer))
     return Blend(members)

@@ -534,6 +534,7 @@ def test_what_is_the_configs_own_doing_is_kept(kind: type[Exception]) -> None:
     assert isinstance(outcome, Failure)
     assert not outcome.transient
     assert outcome.stage == ("resources" if kind is OutOfResources else "launch")
+    assert outcome.refused is (kind is not CompilationError)  # no warning where the config rules itself out
 
 
 @pytest.mark.parametrize("err", [RuntimeError("Triton Error [CUDA]: out of memory"), MemoryError()])

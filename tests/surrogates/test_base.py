@@ -30,7 +30,7 @@ from forecast_autotune.surrogates.base import (
     WithContext,
     WrappedSurrogate,
 )
-from forecast_autotune.surrogates.by_name import make_surrogate
+from forecast_autotune.surrogates.by_name import SINGLE, make_surrogate
 
 
 class TwiceAsFast(StatelessSurrogate):
@@ -84,6 +84,10 @@ def test_an_incomplete_surrogate_is_refused_when_the_kernel_is_made() -> None:
         match=r"has no recalibrate, asks_model, fitted_on, model_version, start: derive it from .*BaseSurrogate",
     ):
         make_request(None, default_budget="16", surrogate=Old(), environment={})  # type: ignore[arg-type]
+
+
+def test_the_settings_name_all_surrogates_that_there_are() -> None:
+    assert ("auto", *SINGLE) == SURROGATES
 
 
 @pytest.mark.parametrize("name", SURROGATES)

@@ -11,9 +11,9 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver
 
 from ...core.config import Config
+from ...core.config_errors import is_of_the_config, raised
 from ...core.decision import Decision
 from ...core.space import Space
-from ...measure.base import is_of_the_config
 from ...measure.checks import Check, validate
 from ...protocols import Surrogate
 from ...store.explanation.explanation import Explanation
@@ -293,7 +293,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         try:
             result = self._launch(config, args, kwargs)
         except Exception as err:
-            if entry is None or (entry.measured and entry.fallback is None) or not is_of_the_config(err):
+            if entry is None or (entry.measured and entry.fallback is None) or not is_of_the_config(raised(err)):
                 raise
             return launch_another(self, key, entry, config, err, args, kwargs)
         if entry is not None:
@@ -333,7 +333,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             result = learning.run(turn, config, launch)
         except Exception as err:
             of_candidate = turn is not None and turn.trial is not None
-            if of_candidate or not is_of_the_config(err):
+            if of_candidate or not is_of_the_config(raised(err)):
                 raise
             result = launch_another(self, key, entry, config, err, args, kwargs)
             learning.calls.end()  # not where no other config runs either: then it is the call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,6 +35,8 @@ from .kernel_program import plain_value, program_of
 from .kernel_spec import KernelSpec
 from .target import Aim, compiled_for, current_hardware, current_toolchain
 from .timing import make_measurer
+
+log = logging.getLogger(__name__)
 
 BY_LAUNCHER = "by the launcher"
 """The value of a knob that some configs leave to a class between the tuner and the kernel."""
@@ -246,6 +249,7 @@ class TritonCall:
             try:
                 args, kwargs = arguments_of(config)
             except Exception:  # the compiler or the launch will report it
+                log.debug("%s: the arguments of %s are not known", self.spec.name, config, exc_info=True)
                 args, kwargs = self.args, {**self.kwargs, **self._theirs[config].kwargs}
             return self._described_call(args, kwargs)
 

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from triton import knobs
-from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.driver import driver
-from triton.runtime.errors import OutOfResources, PTXASError
 
 from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_launcher import launcher_builds
@@ -20,6 +18,7 @@ from ...compilers.triton_pool import background_pool, current_setup, shared_pool
 from ...compilers.triton_source import gpu_target, jit_function
 from ...core.cached_property import cached_property
 from ...core.config import Config
+from ...core.config_errors import is_refusal, raised
 from ...core.decision import Decision
 from ...core.job import Job
 from ...core.outcome import Failure
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
 
 log = logging.getLogger(__name__)
-
-_REFUSALS = (OutOfResources, CompileTimeAssertionFailure, PTXASError)
-"""Errors of a config for which Triton's own tuner takes another."""
 
 
 class TritonDoor:
@@ -154,9 +150,9 @@ class KernelTuning:
         """See `Tuning`. None where a candidate is to be run in a child first, or is not timed by events."""
         spec, call = self._tuner.spec, self._call
         # A child takes seconds to start, and would need copies of a call that is over: safe is not to try.
-        isolate = spec.isolate or Settings.from_environment().isolate == "1"
+        isolates = spec.isolates(Settings.from_environment())
         aim = compiled_for()
-        if isolate or spec.own_do_bench is not None or not call.times_on_device or aim is None:
+        if isolates or spec.own_do_bench is not None or not call.times_on_device or aim is None:
             return None
         try:
             return LearnableKernel(self._tuner, call, self._key(), aim)
@@ -204,8 +200,10 @@ class LearnableKernel:
     def _begin_launcher(self, default: Config) -> None:
         """What the first launch needs beside its binary is built while the default compiles in the caller's thread."""
         if launcher_builds.builds(gpu_target(self._aim[0]).backend) and (setup := current_setup()) is not None:
-            with contextlib.suppress(Exception):  # it is the launch that says what is wrong
+            try:
                 launcher_builds.begin(self.compiler.source(default), shared_pool(), setup)
+            except Exception:  # it is the launch that says what is wrong
+                log.debug("%s: no launcher is built ahead", self._tuner.name, exc_info=True)
 
     def launcher(self, config: Config) -> Any:
         """See `Learnable`."""
@@ -299,7 +297,8 @@ def launch_another(
     """Launch under the default or the first config after it that the device takes, and keep that one for the key.
 
     For a config that was not measured in this process: a forecast or recalled one, or the default while another thread or
-    process tunes. Where no other config runs either, it is the call, and the choice stays.
+    process tunes. Where no other config runs either, it is the call, and the choice stays; where another one does not
+    compile either, it is the kernel, and no more are compiled.
 
     Args:
         refused: the config whose launch raised `err`.
@@ -315,7 +314,9 @@ def launch_another(
         tuner.best_config = config
         try:
             result = tuner._launch(config, args, kwargs)
-        except _REFUSALS:
+        except Exception as another:
+            if not is_refusal(raised(another)):
+                raise
             continue
         if fallback is not None:
             tuner.dispatcher.fall_back(key, entry, err)

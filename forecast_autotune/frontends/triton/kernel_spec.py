@@ -12,6 +12,7 @@ from triton.runtime.errors import TritonError
 
 from ...errors import AutotuneError, InvalidInputError
 from ...measure.checks import Check
+from ...settings import Settings
 from ..dispatch import Dispatcher
 from .tuner_options import is_default_hook
 
@@ -80,6 +81,10 @@ class KernelSpec:
     def name(self) -> str:
         """The kernel's function name."""
         return str(self.base_fn.__name__)
+
+    def isolates(self, settings: Settings) -> bool:
+        """Whether configs are to be timed in a child process: as the environment says, else the code."""
+        return self.isolate if settings.isolate == "auto" else settings.isolate == "1"
 
     def by_name(self, args: Sequence[Any]) -> dict[str, Any]:
         """Positional arguments by name."""

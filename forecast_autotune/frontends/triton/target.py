@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import Any
 
@@ -16,6 +17,8 @@ from ...core.hardware import Hardware, Toolchain
 from ...errors import NoGpuError
 from ...measure.probe import detect_hardware
 from .simulated_driver import current_rehearsal
+
+log = logging.getLogger(__name__)
 
 _NO_GPU = """\
 this machine has no GPU that Triton can use: kernel {name} cannot be launched here.
@@ -39,8 +42,24 @@ def current_device() -> Any:
         return None
 
 
+def _active_driver() -> Any:
+    """Triton's driver; None in the interpreter, and where Triton has none: it says `0 active drivers ([])`.
+
+    Raises:
+        Exception: what a driver raises that does not start.
+    """
+    if knobs.runtime.interpret:
+        return None
+    try:
+        return driver.active
+    except RuntimeError as err:
+        if "0 active drivers" not in str(err):
+            raise
+        return None
+
+
 def require_driver(kernel: Any) -> None:
-    """Say what to do where Triton has nothing to launch a kernel on; Triton says `0 active drivers ([])`.
+    """Say what to do where Triton has nothing to launch a kernel on.
 
     Args:
         kernel: what is tuned; where that is no code of Triton's own, it may need no driver.
@@ -49,27 +68,26 @@ def require_driver(kernel: Any) -> None:
     """
     if knobs.runtime.interpret or not is_tritons_own(kernel):
         return
-    try:
-        _ = driver.active
-    except RuntimeError as err:
-        if "0 active drivers" not in str(err):
-            raise
+    if _active_driver() is None:
         function = jit_function(kernel).fn
         file = function.__code__.co_filename
         place = os.path.relpath(file) if os.path.isfile(file) else "FILE.py"  # a notebook's cells lie in none
-        raise NoGpuError(_NO_GPU.format(name=function.__name__, place=place)) from None
+        raise NoGpuError(_NO_GPU.format(name=function.__name__, place=place))
 
 
 def current_hardware() -> Hardware:
-    """The device a launch would run on now; of kind `interpreter` or `stub` where nothing real is timed."""
+    """The device a launch would run on now; of kind `interpreter` or `stub` where nothing real is timed.
+
+    Raises:
+        Exception: what a broken driver raises.
+    """
     if knobs.runtime.interpret:
         return Hardware(kind="interpreter", name="Triton interpreter")
     if (simulated := current_rehearsal()) is not None:
         return simulated.hardware
-    try:
-        target, device = driver.active.get_current_target(), driver.active.get_current_device()
-    except Exception:
+    if (active := _active_driver()) is None:
         return Hardware(kind="stub", name="no driver")
+    target, device = active.get_current_target(), active.get_current_device()
     if torch.cuda.is_available():
         return detect_hardware(f"cuda:{device}")
     if target.backend in ("cuda", "hip"):
@@ -82,25 +100,33 @@ Aim = tuple[Any, dict[str, int]]
 
 
 def compiled_for() -> Aim | None:
-    """The compile target now, with the device's limits by name; None in the interpreter and without a driver."""
-    if knobs.runtime.interpret:
-        return None
+    """The compile target now, with the device's limits by name; None without a driver, or one that tells no limits."""
     try:
-        device = driver.active.get_current_device()
-        return driver.active.get_current_target(), dict(driver.active.utils.get_device_properties(device))
-    except Exception:
+        if (active := _active_driver()) is None:
+            return None
+        return active.get_current_target(), dict(active.utils.get_device_properties(active.get_current_device()))
+    except Exception:  # nothing is compiled ahead then
+        log.debug("what to compile for is not known", exc_info=True)
         return None
 
 
 def current_toolchain(target: Any = None) -> Toolchain:
-    """The compiler of Triton kernels for a target, by default the current device, with the settings that change code."""
+    """The compiler of Triton kernels for a target, by default the current device, with the settings that change code.
+
+    Raises:
+        Exception: what a broken driver raises, or a compiler that is not found for the current device.
+    """
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
     versions = {"triton": triton.__version__, "torch": str(torch.__version__)}
-    try:
-        versions["backend"] = _backend_hash(target or driver.active.get_current_target())
-    except Exception:
-        versions["backend"] = "none"
+    versions["backend"] = "none"
+    if target is not None:
+        try:
+            versions["backend"] = _backend_hash(target)
+        except Exception:  # what is only named can be forecast without a compiler
+            log.debug("Triton has no compiler for %s", target, exc_info=True)
+    elif (active := _active_driver()) is not None:
+        versions["backend"] = _backend_hash(active.get_current_target())
     if torch.version.cuda is not None:
         versions["cuda"] = torch.version.cuda
     versions.update(get_cache_invalidating_env_vars())

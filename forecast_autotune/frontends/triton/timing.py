@@ -41,8 +41,7 @@ def make_measurer(call: TritonCall) -> BaseMeasurer:
         "tell_error": timing.tell_error,
     }
     settings = Settings.from_environment()
-    isolate = spec.isolate if settings.isolate == "auto" else settings.isolate == "1"
-    if isolate and isinstance(call.compiler, TritonCompiler):
+    if spec.isolates(settings) and isinstance(call.compiler, TritonCompiler):
         tensors = tensors_of(call.named)
         return Isolated(
             job=triton_trials,

@@ -1188,6 +1188,24 @@ def test_a_forecast_config_that_does_not_fit_gives_way_to_the_default(monkeypatc
     assert (decision.basis, decision.config["BM"]) == ("default", 64)
 
 
+def test_a_forecast_config_that_does_not_compile_gives_way_to_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "decide", forecast_the_second)
+    kernel = tuned(configs=configs((64, 96)), mode="forecast")  # no power of 2
+    with playing(), pytest.warns(TuningWarning, match="runs its first config.*CompilationError"):
+        call(kernel)
+    assert kernel.best_config.kwargs == {"BLOCK": 64}
+
+
+def test_an_error_of_compiling_that_another_config_shares_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    monkeypatch.setattr(dispatch, "decide", forecast_the_second)
+    refuse(monkeypatch, launching=tried.append)
+    kernel = tuned(configs=configs((96, 97, 98, 99)), mode="forecast")
+    with playing(), pytest.raises(triton.CompilationError):
+        call(kernel)
+    assert tried == [97, 96]
+
+
 def refuse(patch: pytest.MonkeyPatch, *blocks: int, launching: Callable[[int], object] = lambda _: None) -> None:
     """Let the device refuse launches with some values of BLOCK; `launching` is called at the start of each."""
     run = triton.runtime.jit.JITFunction.run

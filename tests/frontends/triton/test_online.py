@@ -468,11 +468,16 @@ def test_a_forecast_does_not_run_first_where_it_was_not_compared() -> None:
             assert launched(on) == {(first, 4)}
 
 
-def test_what_is_to_be_isolated_is_not_tried_in_real_calls() -> None:
-    kernel = tuned(mode="online", isolate=True)
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize(("environment", "isolates"), [("auto", None), ("0", False), ("1", True)])
+def test_what_is_to_be_isolated_is_not_tried_in_real_calls(
+    isolate: bool, environment: str, isolates: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_ISOLATE", environment)
+    kernel = tuned(mode="online", isolate=isolate)
     with playing() as on:
         call(kernel)
-        assert not is_learning(kernel)
+        assert is_learning(kernel) is not (isolate if isolates is None else isolates)
         assert sum(on.launches.values()) == 1
 
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import forecast_autotune as fa
-from forecast_autotune.errors import NoGpuError
+from forecast_autotune.errors import NoGpuError, TuningWarning
 
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 from rehearsed import call, configs, playing, scale, tuned  # noqa: E402
 from triton.backends import backends  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import KernelInterface  # noqa: E402
 
-from forecast_autotune.frontends.triton.target import require_driver  # noqa: E402
+from forecast_autotune.frontends.triton import target  # noqa: E402
+from forecast_autotune.frontends.triton.target import (  # noqa: E402
+    compiled_for,
+    current_hardware,
+    current_toolchain,
+    require_driver,
+)
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -54,6 +62,35 @@ def test_a_variant_without_a_gpu_gives_way_to_one_that_runs(no_driver: None) -> 
     assert either(torch.ones(8)) == "torch"
     (decision,) = either.decisions.values()
     assert decision.failed == len(kernel.configs)
+
+
+def _broken(*_: Any) -> Any:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_broken_driver_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=_broken, get_current_device=_broken))
+    for ask in (current_hardware, current_toolchain):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            ask()
+    assert compiled_for() is None
+    assert current_toolchain(GPUTarget("no such", 1, 32)).versions["backend"] == "none", "it is only named"
+
+
+def test_without_a_driver_there_is_no_device_and_no_backend(no_driver: None) -> None:
+    assert current_hardware().name == "no driver"
+    assert current_toolchain().versions["backend"] == "none"
+    assert compiled_for() is None
+
+
+def test_a_call_runs_where_the_toolchain_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "_backend_hash", _broken)
+    kernel = tuned()
+    with playing() as on:
+        with pytest.warns(TuningWarning, match="is not tuned, its first config is run: RuntimeError: CUDA error"):
+            call(kernel)
+        assert sum(on.launches.values()) == 1
+    assert not kernel.decisions
 
 
 class Elsewhere(KernelInterface):  # type: ignore[misc]
