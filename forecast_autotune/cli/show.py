@@ -81,7 +81,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _say_unknown(store: StoreFile, key: str) -> None:
-    nearest = difflib.get_close_matches(key, store.kernels(), n=3)
+    kernels = store.kernels()
+    if key in kernels:
+        say(f"no decision of {key} is stored here, only what was measured of it")
+        return
+    nearest = difflib.get_close_matches(key, kernels, n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "'forecast-autotune list' names them"
     say(f"no decision starts with {key!r} and no decided kernel has it in its name; {hint}")
 

@@ -47,10 +47,10 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def make_policy(budget: Budget) -> Policy:
-    """The policy that a budget calls for."""
+def make_policy(budget: Budget, *, learns: bool = False) -> Policy:
+    """The policy that a budget calls for, where real calls may teach what is not known."""
     if not budget.measures:
-        return StoredOnly()
+        return StoredOnly("it is learned from real calls") if learns else StoredOnly()
     return Exhaustive() if budget.all else Selective()
 
 
@@ -97,6 +97,7 @@ def decide(
     budget = Budget(request.budget, total=PROCESS_TOTAL)
     if not budget.measures:
         request = by_held_model(request)
+    policy = make_policy(budget, learns=request.learns is not None)
     work_sharing, device = None, device_of_tune() or (device if request.shard else "")
     if device and request.settings.sync == "store" and isinstance(store, SqliteStore):
         work_sharing = SqliteWorkSharing(store, job, device=device)
@@ -117,7 +118,7 @@ def decide(
             job,
             compiler=compiler,
             surrogate=surrogate,
-            policy=_with_suggestions(make_policy(budget), job, request.settings, budget, fleet),
+            policy=_with_suggestions(policy, job, request.settings, budget, fleet),
             measurer=measurer,
             store=store,
             budget=budget,

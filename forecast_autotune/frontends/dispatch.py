@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from sys import intern
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ from ..core.user_warnings import warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..measure.observers import unobserved, unpack_hook
 from ..measure.real_calls import RealCalls
-from ..protocols import Compiler, Store, Surrogate
+from ..protocols import Compiler, Listener, Store, Surrogate
 from ..remote.fleet_store import open_store
 from ..settings import Settings
 from ..store.details import detail_in
@@ -37,7 +37,7 @@ from ..store.explanation.explanation import Explanation
 from ..store.frozen import is_frozen
 from ..store.rows import TuningKey
 from ..store.sqlite import SqliteStore
-from ..tuning.progress import show_progress
+from ..tuning.progress import Run, show_progress
 from .call_tensors import UNDECIDED
 from .deciding import decide, learn, untraced
 from .key_table import Entry, KeyTable, Provisional, Recent
@@ -120,6 +120,33 @@ class FrontDoor(Protocol):
 
 def _never(hardware: Hardware) -> bool:  # noqa: ARG001
     return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What was decided for a call, and what it rests on.
+
+    Attributes:
+        launcher: of the decision's config.
+        learnable: what real calls may teach of the key; None where they are to teach nothing.
+        measured: how many configs were timed for it in this process.
+        is_refused: the config decided on does not run here, and the default took its place.
+        retry_after_s: another process decides, and is to be asked again by then.
+    """
+
+    job: Job
+    store: SqliteStore
+    decision: Decision
+    launcher: Any
+    learnable: Learnable | None
+    measured: int
+    is_refused: bool
+    retry_after_s: float | None
+
+    @property
+    def knows_default(self) -> bool:
+        """Whether anything is known of the default config."""
+        return self.job.space.default in self.store.outcomes(self.job)
 
 
 class Dispatcher:
@@ -219,44 +246,17 @@ class Dispatcher:
             return entry
 
     def _decide(self, key: Hashable, call: Any, unmeasured: str, before: Entry | None) -> Entry:
-        request = self.request()
-        if unmeasured:
-            request = replace(request, budget=NOTHING, unmeasured=unmeasured)
-        if unpack_hook() is not None:
-            request = replace(request, learns=None)
+        request = self._request_for(unmeasured)
         began = time.perf_counter()
-        provisional = Provisional(why=unmeasured) if unmeasured else None
         with unobserved(), show_progress(self._door.name) if takes_time(request) else nullcontext() as watched:
             tuning = self._door.tuning(call, request)
+            provisional = Provisional(why=unmeasured) if unmeasured else None
             undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
             if request.settings.mode == "first" or unmeasured in UNDECIDED:
                 return undecided
             try:
-                if (job := tuning.job) is None:
-                    return undecided
-                store = self.store(job.hardware, request.settings)
-                with tuning.measurer() as measurer, tuning_lock.slow(takes_time(request)):
-                    resolution = decide(
-                        job,
-                        request,
-                        compiler=tuning.compiler,
-                        measurer=measurer,
-                        store=store,
-                        listener=watched,
-                        device=tuning.device,
-                        previous_decision=self.decisions.get(key) if _awaits_another_process(before) else None,
-                    )
-                    decision, measured = resolution.decision, int(measurer.measured)
-                    may_compare = not unmeasured and decision.config != job.space.default
-                    failure = tuning.refused(decision.config, measurer) if may_compare else None
-                    if failure is not None:
-                        chosen_by = "was measured in another process" if measured else _source(decision)
-                        decision = self._refuse(job, decision, failure, store, chosen_by)
-                may_learn = request.learns is not None and not unmeasured
-                learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
-                if learnable is not None and learnable.compares and not decision.tried:
-                    decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
-                launcher = tuning.launcher(decision.config)
+                previous = self.decisions.get(key) if _awaits_another_process(before) else None
+                found = self._find(tuning, request, unmeasured, previous, watched)
             except (CacheMissError, InvalidInputError, NoWorkingConfigError):
                 raise
             except Exception as err:
@@ -265,30 +265,94 @@ class Dispatcher:
                 log.debug("tuning failed", exc_info=True)
                 self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
                 return undecided
-            if watched is not None and failure is None and resolution.retry_after_s is None:
-                watched.tuned(job, decision, measured_here=measured > 0, is_stored=store is not self._memory)
-        decision = self._slim(decision)
+            if found is None:
+                return undecided
+            if watched is not None and not found.is_refused and found.retry_after_s is None:
+                self._tell(watched, found.job, found.decision, found.store, measured_here=found.measured > 0)
+        decision = found.decision
         if decision.tried or not unmeasured:  # else it is no decision of the key's, but what this call makes do with
-            self.decisions[key] = decision
-            self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
-        tuning.decided(decision, store, measured=measured, seconds=time.perf_counter() - began)
-        is_measured = not is_unmeasured(decision)
-        if resolution.retry_after_s is not None:
-            provisional = _look_later(resolution.retry_after_s, before)
-        elif request.budget.measures and decision.none_ran and job.space.default not in store.outcomes(job):
-            provisional = _try_again(before, time.perf_counter() - began)
-        elif is_measured:
+            self._keep(key, decision, found.job, found.store)
+        took_s = time.perf_counter() - began
+        tuning.decided(decision, found.store, measured=found.measured, seconds=took_s)
+        if found.retry_after_s is not None:
+            provisional = _look_later(found.retry_after_s, before)
+        elif request.budget.measures and decision.none_ran and not found.knows_default:
+            provisional = _try_again(before, took_s)
+        elif not is_unmeasured(decision):
             provisional = None
         entry = Entry(
-            launcher=launcher,
-            measured=is_measured,
+            launcher=found.launcher,
+            measured=not is_unmeasured(decision),
             provisional=provisional,
-            fallback=tuning.fallback(decision, measured_here=measured > 0),
+            fallback=tuning.fallback(decision, measured_here=found.measured > 0),
         )
-        if learnable is not None and resolution.retry_after_s is None:
+        if found.learnable is not None and found.retry_after_s is None:
             entry.provisional = Provisional()
-            entry.learning = self._learning(key, entry, decision.config, job, request, store, learnable)
+            entry.learning = self._learning(
+                key, entry, decision.config, found.job, request, found.store, found.learnable
+            )
         return entry
+
+    def _request_for(self, unmeasured: str) -> Request:
+        """How a call's decision is to be made, which may not measure where there is a reason."""
+        request = self.request()
+        if unmeasured:
+            request = replace(request, budget=NOTHING, unmeasured=unmeasured)
+        if unpack_hook() is not None:
+            request = replace(request, learns=None)
+        return request
+
+    def _find(
+        self,
+        tuning: Tuning,
+        request: Request,
+        unmeasured: str,
+        previous: Decision | None,
+        listener: Listener | None,
+    ) -> _Found | None:
+        """The decision for a call, and a launcher that runs as far as that is known; None where there is no job."""
+        if (job := tuning.job) is None:
+            return None
+        store = self.store(job.hardware, request.settings)
+        with tuning.measurer() as measurer, tuning_lock.slow(takes_time(request)):
+            resolution = decide(
+                job,
+                request,
+                compiler=tuning.compiler,
+                measurer=measurer,
+                store=store,
+                listener=listener,
+                device=tuning.device,
+                previous_decision=previous,
+            )
+            decision, measured = resolution.decision, int(measurer.measured)
+            may_compare = not unmeasured and decision.config != job.space.default
+            failure = tuning.refused(decision.config, measurer) if may_compare else None
+            if failure is not None:
+                chosen_by = "was measured in another process" if measured else _source(decision)
+                decision = self._refuse(job, decision, failure, store, chosen_by)
+        may_learn = request.learns is not None and not unmeasured
+        learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
+        if learnable is not None and learnable.compares and not decision.tried:
+            decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
+        return _Found(
+            job=job,
+            store=store,
+            decision=self._slim(decision),
+            launcher=tuning.launcher(decision.config),
+            learnable=learnable,
+            measured=measured,
+            is_refused=failure is not None,
+            retry_after_s=resolution.retry_after_s,
+        )
+
+    def _keep(self, key: Hashable, decision: Decision, job: Job, store: SqliteStore) -> None:
+        self.decisions[key] = decision
+        self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
+
+    @staticmethod
+    def _tell(watched: Run, job: Job, decision: Decision, store: SqliteStore, *, measured_here: bool) -> None:
+        watched.tuned(job, decision, measured_here=measured_here, is_stored=not store.connection.in_memory)
 
     def _learning(
         self,
@@ -334,16 +398,14 @@ class Dispatcher:
             with self.table.lock:
                 if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
                     return
-                self.decisions[key] = decision
-                self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
+                self._keep(key, decision, job, store)
                 entry.launcher, entry.measured = learnable.launcher(decision.config), not is_unmeasured(decision)
                 entry.provisional = entry.learning = None
                 self._door.forget_shortcuts()
             calls.end()  # not before: a call that finds it over leaves the key undecided
             with show_progress(self._door.name) as watched:
                 if watched is not None:
-                    here = calls.measured > 0
-                    watched.tuned(job, decision, measured_here=here, is_stored=store is not self._memory)
+                    self._tell(watched, job, decision, store, measured_here=calls.measured > 0)
             learnable.decided(decision, store, seconds=time.perf_counter() - began)
 
         return Learning(

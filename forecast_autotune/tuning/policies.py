@@ -76,12 +76,19 @@ def _all_tried(view: View) -> Stop:
 
 
 class StoredOnly:
-    """Measure nothing: what is stored or forecast must do."""
+    """Measure nothing: what is stored or forecast must do.
+
+    Args:
+        why: nothing is measured.
+    """
+
+    def __init__(self, why: str = "measuring is not wanted here") -> None:
+        self._why = why
 
     def step(self, view: View) -> Compile | Measure | Stop:
         """Stop, saying how many configs were known."""
         known = sum(c in view.outcomes for c in view.space)
-        return Stop(f"measuring is not wanted here; {known} of {len(view.space)} configs were known")
+        return Stop(f"{self._why}; {known} of {len(view.space)} configs were known")
 
 
 class First:
