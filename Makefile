@@ -19,6 +19,8 @@ help:  ## list the targets
 setup: $(VENV)/.ready  ## make .venv and install the package with its tools
 
 $(VENV)/.ready: pyproject.toml .ci/constraints-cpu.txt
+	@test ! -L $(VENV) || { echo "$(VENV) is a link: setting it up would change $$(realpath $(VENV)) for all who use that." \
+	    "Remove the link; or, to use it as it is: touch $@" >&2; exit 1; }
 	@echo "setting up $(VENV): some minutes, 3.3 GB" >&2
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) \

@@ -1,4 +1,4 @@
-"""Forecast every config before compiling any, measure only the ones that could still change the answer, remember why.
+"""Forecast every config before compiling any, measure the few that promise most, remember why.
 
 Idiom: `import forecast_autotune as fa`. Names are resolved on first use, so that importing this pulls in neither torch nor
 triton.

@@ -30,7 +30,8 @@ from .triton_worker import Built, Task, serve_tasks
 log = logging.getLogger(__name__)
 
 WORKER_BYTES = 1 << 30  # 0.17 GiB seen for matmuls (Triton 3.9, sm_90); larger kernels, and ptxas beside, take more
-MOST_WORKERS = 16  # no short list has more configs
+# The default budget's configs: more workers would begin nothing there, and with larger budgets none were measured.
+MOST_WORKERS = 16
 LEAVE_S = 5.0  # for a thread to let go of a worker that was killed
 IDLE_S = 120.0  # then a worker gives its memory back; the next compile starts one in 0.5 s
 

@@ -17,6 +17,7 @@ from ..core.space import Space
 from ..core.text import plain
 
 LEAST_NAME = 7  # characters that stay of a name which is cut
+MOST_KEY = 60  # characters of a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class TunedKey:
     """A key that was tuned: what its closing line tells, and nothing that the tuning held."""
 
     name: str
+    key: str  # in brackets, as it follows the name; cut where it is long
     digest: str
     config: str
     gain: str
@@ -37,8 +39,10 @@ class TunedKey:
 
 def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) -> TunedKey:
     """What is told of a key once it is decided."""
+    name = plain(job.workload.program.name)
     return TunedKey(
-        name=plain(job.workload.program.name),
+        name=name,
+        key=cut(plain(str(job.workload)).removeprefix(name), MOST_KEY),
         digest=short(job.digest),
         config=plain(varying_knobs(decision.config, job.space)),
         gain=_gain(job, decision),
@@ -81,15 +85,17 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
 
 
 def closing_line(key: TunedKey, columns: int | None = None) -> str:
-    """What was chosen for a key, what it gains and cost. Where that makes it fit the columns, its name is cut."""
+    """What was chosen for a key, what it gains and cost. To fit the columns, the key goes, then its kernel's name is cut."""
     cost = f"in real calls, which lost {as_duration(key.explored_s)}" if key.explored_s else as_seconds(key.seconds)
     text = f": {key.config}, {key.gain}, {key.tried} of {key.space_size} tried, {cost}"
     by_name, by_digest = (f"{text} (forecast-autotune show {which})" for which in (shlex.quote(key.name), key.digest))
     if not key.is_stored:  # kept in memory alone, where the command does not see it
         by_name = by_digest = text
-    whole = key.name + by_name
-    tries = (fitted(key.name, rest, columns) for rest in (by_name, by_digest))
-    return whole if columns is None else next((line for line in tries if cells(line) <= columns), whole)
+    whole = key.name + key.key + by_name
+    if columns is None:
+        return whole
+    tries = (whole, *(fitted(key.name, rest, columns) for rest in (by_name, by_digest)))
+    return next((line for line in tries if cells(line) <= columns), key.name + by_name)
 
 
 def summary_line(keys: Sequence[TunedKey]) -> str:

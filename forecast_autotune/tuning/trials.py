@@ -122,14 +122,11 @@ class Trials:
         *,
         share: float = 1.0,
     ) -> Outcome:
-        """Time a config, and have whoever watches keep still meanwhile."""
+        """Time a config, and have whoever watches keep still until the next report."""
         self._state.report(doing, timing=True)
         undisturbed = contextlib.nullcontext() if self.compiler.overlaps_timing else self.compiler.paused()
-        try:
-            with self._state.spending.on("timing"), undisturbed:
-                return self.measurer.measure(config, early_stop_us=early_stop_us, best_us=best_us, share=share)
-        finally:
-            self._state.report("choosing")
+        with self._state.spending.on("timing"), undisturbed:
+            return self.measurer.measure(config, early_stop_us=early_stop_us, best_us=best_us, share=share)
 
     def _note_built(self, config: Config, result: Evidence | Failure) -> None:
         """Count a build of this run."""
@@ -196,6 +193,7 @@ class Trials:
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
             state.keep(config, outcome)
+            state.report("choosing")
 
     def _limits_us(self, config: Config) -> tuple[float, float]:
         """The time of a first run beyond which timing a config further is useless, and the best; infinite at first."""

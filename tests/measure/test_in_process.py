@@ -13,9 +13,9 @@ from numpy import random as numpys
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
-from forecast_autotune.measure import copies
+from forecast_autotune.measure import buffers, copies
 from forecast_autotune.measure.base import CheckError, DeviceLostError
-from forecast_autotune.measure.buffers import load_kernels
+from forecast_autotune.measure.buffers import guarded_copy, load_kernels
 from forecast_autotune.measure.clocks import CpuClock, Launch
 from forecast_autotune.measure.copies import BorrowedArguments, CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess
@@ -108,9 +108,18 @@ def test_preparing_runs_no_candidate_and_leaves_what_raises_to_measuring() -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.uint8, torch.float8_e4m3fn])
 def test_what_a_gpu_is_to_load_ahead_runs_for_every_dtype(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffers = CopiedArguments((), {"x": torch.zeros(64, dtype=torch.uint8).view(dtype)}).buffers
+    (buffer,) = CopiedArguments((), {"x": torch.full((64,), 60, dtype=torch.uint8).view(dtype)}).buffers
+    before, copies = buffer.memory.clone(), []
+
+    def copied(*arguments: Any, **options: Any) -> Any:
+        copies.append(guarded_copy(*arguments, **options))
+        return copies[-1]
+
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    load_kernels(buffers)
+    monkeypatch.setattr(buffers, "guarded_copy", copied)
+    load_kernels([buffer])
+    assert [copy.memory.dtype for copy in copies] == [dtype], "it looks at a copy of its own"
+    assert torch.equal(buffer.memory.view(torch.uint8), before.view(torch.uint8))
 
 
 def test_a_kernel_that_reads_its_output_is_reported_and_finds_the_original() -> None:

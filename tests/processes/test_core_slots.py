@@ -55,6 +55,18 @@ def held_in_time(slots: CoreSlots, seconds: float) -> bool:
     return had
 
 
+def locked(folder: Path) -> list[str]:
+    """The lock files that somebody holds."""
+    names = []
+    for path in folder.iterdir():
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                names.append(path.name)
+    return names
+
+
 def waits(slots: CoreSlots) -> bool:
     """Whether a further compile of this process looks for a core again and again, and has none."""
     looks: list[None] = []
@@ -85,10 +97,13 @@ def test_processes_share_the_cores_and_each_may_have_one(tmp_path: Path) -> None
         assert held_in_time(slots, 60)
 
 
-def test_who_is_given_up_does_not_wait(tmp_path: Path) -> None:
+def test_who_is_given_up_goes_on_without_a_core_and_frees_none(tmp_path: Path) -> None:
     slots = CoreSlots(tmp_path, lambda: [0])
-    with slots.held(), slots.held(given_up=lambda: True):
-        pass
+    with slots.held():
+        with slots.held(given_up=lambda: True):
+            assert locked(tmp_path) == ["core-0.lock"]
+        assert locked(tmp_path) == ["core-0.lock"]
+    assert locked(tmp_path) == []
 
 
 def test_the_core_of_a_killed_process_is_free(tmp_path: Path) -> None:
@@ -182,8 +197,10 @@ def test_files_that_the_program_closed_are_let_alone(tmp_path: Path) -> None:
 def test_where_no_lock_can_be_had_nobody_waits(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     slots = CoreSlots(tmp_path / "file", lambda: [0])
-    with slots.held(), slots.held(), slots.held():
-        pass
+    with slots.held(), slots.held():
+        assert not waits(slots)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert locked(tmp_path) == []
 
 
 def test_the_folder_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,8 @@ def test_a_damaged_skill_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 class TestSkilled(ProposerContract):
+    skills = (a_skill(), a_skill(knob="A", before=1, after=2, place=""))
+
     def make(self) -> Skilled:
         return Skilled()
 

@@ -455,8 +455,9 @@ def test_stores_are_listed_while_another_thread_makes_some(tmp_path: Path) -> No
     thread.start()
     begun.wait()
     try:
-        for _ in range(2_000):
-            process_hooks._stores()
+        with SqliteStore(tmp_path) as kept:
+            for _ in range(2_000):
+                assert kept in process_hooks._stores()
     finally:
         leave.set()
         thread.join()

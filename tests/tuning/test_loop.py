@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -195,6 +196,13 @@ def test_the_listener_hears_how_far_it_has_come() -> None:
     assert heard[-1].best == Config({"i": 1})
     assert heard[-1].best_speedup == pytest.approx(100 / 60)
     assert max(p.measured for p in heard) == 2
+
+
+def test_a_config_counts_as_tried_as_soon_as_it_is_timed() -> None:
+    heard: list[Progress] = []
+    decide(recorded_as([100, 60]), listener=heard)
+    later = [(after.doing, after.measured) for before, after in pairwise(heard) if before.doing == "timing"]
+    assert later == [("choosing", 1), ("choosing", 2)]
 
 
 def test_the_listener_hears_of_building_while_configs_build(monkeypatch: pytest.MonkeyPatch) -> None:

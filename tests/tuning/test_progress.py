@@ -289,6 +289,23 @@ def test_long_names_are_cut_where_that_makes_the_line_fit(terminal: Stream, name
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_key_is_named_where_it_fits_and_cut_where_it_is_long(
+    terminal: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    long = job(key={f"size_{i}": i for i in range(100)})
+    for tuned, named in ((job(), "scale.twice(n=4096)"), (long, "scale.twice")):
+        tune_keys(tuned)
+        assert screen_after(terminal.getvalue())[-1].startswith(f"{named}: LANES=16, 10.3x")
+    monkeypatch.setenv("COLUMNS", "200")
+    tune_keys(long)
+    named, _, _ = screen_after(terminal.getvalue())[-1].partition(": ")
+    assert named.startswith("scale.twice(size_0=0, size_1=1, ")
+    assert named.endswith("...")
+    assert len(named) == len("scale.twice") + 60
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_config_is_never_cut(terminal: Stream) -> None:
     flags = "-O3 -march=native -ffast-math -funroll-loops"
     tuned = job("package.kernel", space=Space([{"FLAGS": each} for each in ("-O1", "-O2", flags)]))
@@ -393,7 +410,7 @@ def test_a_pipe_gets_the_closing_line_alone_of_a_key_decided_soon(pipe: Stream) 
             tell(run, "timing", timing=True)
         close(run)
     assert pipe.getvalue() == (
-        "scale.twice: LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show scale.twice)\n"
+        "scale.twice(n=4096): LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show scale.twice)\n"
     )
 
 
@@ -415,12 +432,12 @@ def test_a_key_that_was_not_measured_has_no_line(pipe: Stream) -> None:
 
 def test_a_default_that_stays_is_said_in_place_of_the_gain(pipe: Stream) -> None:
     tune_keys(job(), config=SPACE.default, basis="default")
-    assert pipe.getvalue().startswith("scale.twice: LANES=1, no config tried beats the default, 3 of 3 tried")
+    assert pipe.getvalue().startswith("scale.twice(n=4096): LANES=1, no config tried beats the default, 3 of 3 tried")
 
 
 def test_a_key_none_of_whose_configs_runs_gains_nothing(pipe: Stream) -> None:
     tune_keys(job(), config=SPACE.default, basis="default", config_us=None, default_us=None)
-    assert pipe.getvalue().startswith("scale.twice: LANES=1, no config tried runs, 3 of 3 tried")
+    assert pipe.getvalue().startswith("scale.twice(n=4096): LANES=1, no config tried runs, 3 of 3 tried")
 
 
 def test_a_name_that_a_shell_would_read_is_quoted(pipe: Stream) -> None:
@@ -542,7 +559,9 @@ def test_a_notebook_shows_a_live_line_that_the_closing_line_replaces(cell: Cell,
         tell(run, "timing", measured=1, timing=True)
         assert cell.outputs == ["scale.twice: timing, 1 of 3 tried, 0 s"]
         close(run)
-    assert cell.outputs == ["scale.twice: LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show scale.twice)"]
+    assert cell.outputs == [
+        "scale.twice(n=4096): LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show scale.twice)"
+    ]
     assert pipe.getvalue() == ""
 
 

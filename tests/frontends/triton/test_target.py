@@ -110,6 +110,9 @@ def test_in_a_rehearsal_and_in_the_interpreter_no_gpu_is_needed(no_driver: None)
     kernel = tuned()
     with playing():
         call(kernel)
+    assert len(kernel.decisions) == 1
+    with pytest.raises(NoGpuError):
+        require_driver(scale)
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.interpret = True
         require_driver(scale)
