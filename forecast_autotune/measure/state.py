@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 _MOST = 1_000_000  # objects looked at; a mixture of experts of 20,000 modules has 200,000
 # Packages whose objects hold no state of a variant
 _OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
-_OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")  # but for these: schedulers and gradient scalers, too
+# But for these and classes derived from them: schedulers and gradient scalers, too
+_OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # dicts; of a TorchScript module, objects of torch's own kinds
 # Objects of the standard library hold slots of their own (a logger's cache, a queue), but for those that programs fill
 _SLOTS_OF_THEIR_OWN = sys.stdlib_module_names - {"argparse", "builtins", "collections", "functools", "types"}
@@ -145,7 +147,8 @@ def _reached(
         with _whatever_it_raises():
             if _package(type(value)) in _SLOTS_OF_THEIR_OWN:
                 noted_in = None
-            whole = whole or _is_optimizer(type(value))
+            # Of what an optimizer holds, other objects than containers are state by themselves, or not.
+            whole = _is_optimizer(type(value)) or (whole and issubclass(type(value), _CONTAINERS))
             if noted_in is not None:
                 _note_slots(name, value, noted_in, whole=whole)
             for inner, part in _parts(name, value):
@@ -184,7 +187,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
             yield from ((f"{name}.{label(key)}", v) for key, v in list(value.items()) if type(v) not in PLAIN)
-    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
+    elif issubclass(kind, _CONTAINERS):
         if not _all_plain(value):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(list(value)))
     elif issubclass(kind, torch.nn.Module):
@@ -196,7 +199,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
-    """Note the slots of one object; `whole`: an optimizer's, or of what it holds."""
+    """Note the slots of one object; `whole`: an optimizer's, or of a container in it."""
     import torch
 
     kind = type(value)
@@ -238,7 +241,7 @@ def _has_attributes(kind: type) -> bool:
 
 
 def _is_optimizer(kind: type) -> bool:
-    return str(kind.__module__).startswith(_OPTIMIZERS)
+    return any(str(base.__module__).startswith(_OPTIMIZERS) for base in kind.__mro__)
 
 
 def _members(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:

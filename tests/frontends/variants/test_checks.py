@@ -683,13 +683,43 @@ def test_what_another_thread_rebinds_meanwhile_stays() -> None:
     assert count > 2
 
 
+class Halving(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
+    def get_lr(self) -> list[float]:
+        return [base * 0.5**self.last_epoch for base in self.base_lrs]
+
+
+class Signs(torch.optim.Optimizer):  # type: ignore[misc]
+    """It counts its steps itself, as packages of optimizers do."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, {"lr": lr, "foreach": False})
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.calls += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(weight)
+                state["step"] += 1
+                state["mean"].mul_(0.9).add_(weight.grad, alpha=0.1)
+                weight.sub_(state["mean"].sign() / state["step"], alpha=group["lr"] / self.calls)
+
+
+class Derived(torch.optim.AdamW):  # type: ignore[misc]
+    pass
+
+
 @pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW, Derived, Signs])
 def test_an_optimizer_steps_once(make: Any, others: int) -> None:
     def trained(tuned: bool) -> tuple[Any, Any]:
         weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
         optimizer = make(weights, lr=0.1)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        own = make in (Derived, Signs)
+        schedule = Halving(optimizer) if own else torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for weight in weights:
             weight.grad = torch.ones(8)
 
