@@ -32,11 +32,6 @@ class _Holder(ABC):
         self.name = name
         self.whole, self.compared = whole, compared
 
-    @property
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Whether it held nothing."""
-
     @abstractmethod
     def rebound(self) -> Sequence[Hashable]:
         """The slots that hold something else now than they did."""
@@ -81,10 +76,6 @@ class _Entries(_Holder):
         self._kind: Any = OrderedDict if isinstance(held, OrderedDict) else dict
         self._before = dict.copy(held)
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._before
-
     def rebound(self) -> Sequence[Hashable]:
         held, before = self._held, self._before
         try:
@@ -122,10 +113,6 @@ class _Items(_Holder):
         self._held = held
         self._kind: Any = next(kind for kind in (list, deque, set) if isinstance(held, kind))
         self._before = self._items()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._before
 
     def _items(self) -> tuple[Any, ...]:
         return tuple(self._kind.__iter__(self._held))
@@ -169,10 +156,6 @@ class _Variables(_Holder):
     def __init__(self, name: str, names: Sequence[str]) -> None:
         super().__init__(name)
         self._before = {name: self.value(name) for name in names}
-
-    @property
-    def is_empty(self) -> bool:
-        return False
 
     def rebound(self) -> Sequence[Hashable]:
         return [name for name, before in self._before.items() if not _same(self.value(name), before)]
@@ -266,7 +249,7 @@ class Slots:
         self._state: dict[_Slot, None] = {}
 
     def __bool__(self) -> bool:
-        return not all(holder.is_empty for holder in self._holders)
+        return bool(self._holders)
 
     @property
     def have_state(self) -> bool:

@@ -660,6 +660,22 @@ class Pair:
     __slots__ = ("left", "right")
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
+    last: dict[str, Any] = {}
+    seen: list[Any] = []
+
+    def decaying(x: Any) -> Any:
+        last["h"] = last["h"] * 0.5 + x if "h" in last else x * 1
+        seen.append(x * 1)
+        return last["h"] + torch.stack(seen).sum(0)
+
+    tuned = fa.variants([decaying, lambda x: decaying(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
+
+
 def test_what_another_thread_rebinds_meanwhile_stays() -> None:
     held: dict[str, Any] = {"ours": torch.zeros(8), "theirs": torch.zeros(8)}
     counts = itertools.count()
