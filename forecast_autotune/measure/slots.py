@@ -54,8 +54,7 @@ class _Holder(ABC):
 
     def holds_tensors(self, key: Hashable) -> bool:
         """Whether a slot holds tensors, or did."""
-        both = (self.value(key), self.before(key))
-        return any(True for value in both for _ in _tensors("", value, _DEPTH))
+        return any(True for value in (self.value(key), self.before(key)) for _ in _tensors_in(value))
 
     def is_number(self, key: Hashable) -> bool:
         """Whether a slot held a number, and holds one: a position, say."""
@@ -136,7 +135,7 @@ class _Items(_Holder):
         if not keys:
             return
         known = {id(value) for value in self._before}
-        others = [v for v in self._items() if id(v) not in known and not any(True for _ in _tensors("", v, _DEPTH))]
+        others = [v for v in self._items() if id(v) not in known and not any(True for _ in _tensors_in(v))]
         if self._kind is list:
             list.__setitem__(self._held, slice(None), [*self._before, *others])
         else:
@@ -283,13 +282,22 @@ class Slots:
         self._own = set()
 
     def note_own(self, is_own: Callable[[torch.Tensor], bool]) -> None:
-        """After a run: those slots are a candidate's that hold a tensor now which it has made."""
+        """After a run: those slots are a candidate's that hold a tensor now which it has made or written.
+
+        So are, in the same object, numbers, and slots that hold what such a slot held before: two were swapped.
+        """
         if self._own is None:
             return
         changed = list(self._changed())
         self._own.update((holder, key) for holder, key in changed if holder.whole or holder.note_own(key, is_own))
-        holders = {holder for holder, _ in self._own}
-        self._own.update((holder, key) for holder, key in changed if holder in holders and holder.is_number(key))
+        before: dict[_Holder, set[int]] = {}
+        for holder, key in self._own:
+            before.setdefault(holder, set()).update(map(id, _tensors_in(holder.before(key))))
+        for holder, key in changed:
+            if (were := before.get(holder)) is not None and (
+                holder.is_number(key) or any(id(tensor) in were for tensor in _tensors_in(holder.value(key)))
+            ):
+                self._own.add((holder, key))
 
     def rebound(self) -> dict[_Slot, Any]:
         """The slots that candidates have rebound, with what they hold now."""
@@ -297,7 +305,8 @@ class Slots:
 
     def note_state(self, first: Mapping[_Slot, Any]) -> None:
         """After a second run: those are state that it has rebound, too, after the first left this in them."""
-        again = [slot for slot, v in self.rebound().items() if slot[0].whole or not _same(v, first.get(slot, _NOTHING))]
+        slots = {**first, **self.rebound()}
+        again = [(h, k) for h, k in slots if h.whole or not _same(h.value(k), first.get((h, k), h.before(k)))]
         state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
         holders = {holder for holder, _ in state}
         state += [(holder, key) for holder, key in again if holder in holders and holder.is_number(key)]
@@ -339,6 +348,11 @@ def _same(a: Any, b: Any) -> bool:
     if type(a) is tuple:
         return len(a) == len(b) and all(map(_same, a, b))
     return type(a) in PLAIN and bool(a == b)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a slot holds which holds this."""
+    return (tensor for _, tensor in _tensors("", value, _DEPTH))
 
 
 def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:

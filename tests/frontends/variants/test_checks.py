@@ -676,6 +676,27 @@ def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
         assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_two_buffers_that_each_call_swaps_come_back(others: int) -> None:
+    class Grid:
+        def __init__(self) -> None:
+            self.now, self.next = torch.arange(8.0), torch.zeros(8)
+
+        def step(self, rate: float) -> Any:
+            torch.add(self.now, self.now.roll(1), alpha=rate, out=self.next)
+            self.now, self.next = self.next, self.now
+            return self.now.clone()
+
+    untuned, grid = Grid(), Grid()
+    tuned = fa.variants([slowed(lambda rate: grid.step(rate)), lambda rate: grid.step(rate) + 0], key=lambda rate: 0)
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        for _ in range(3):
+            assert torch.equal(tuned(0.5), untuned.step(0.5))
+    assert torch.equal(grid.next, untuned.next)
+    assert grid.now is not grid.next
+
+
 def test_what_another_thread_rebinds_meanwhile_stays() -> None:
     held: dict[str, Any] = {"ours": torch.zeros(8), "theirs": torch.zeros(8)}
     counts = itertools.count()
