@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ..core.signal_handlers import raised_by_signal_handler
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +20,9 @@ if TYPE_CHECKING:
 _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
-_DEPTH = 4  # of containers in a slot in which tensors are looked for
+_DEPTH = 4  # of containers and objects in a slot in which tensors are looked for
+# Packages whose objects hold no state of a variant
+_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
 _NOTHING = object()  # in a slot that is empty
 
 
@@ -351,11 +357,11 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a slot holds which holds this."""
     return (tensor for _, tensor in _tensors("", value, _DEPTH))
 
 
 def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in containers and in the program's own objects, but for modules, to some depth, by name."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -366,6 +372,48 @@ def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Ten
     elif depth and isinstance(value, dict):
         for key, part in value.items():
             yield from _tensors(f"{name}.{label(key)}", part, depth - 1)
+    elif depth and _is_plain_object(type(value)):
+        for key, part in _attributes(value).items():
+            yield from _tensors(f"{name}.{key}", part, depth - 1)
+
+
+def _is_plain_object(kind: type) -> bool:
+    """Whether a class is the program's own, and one that holds what it is given."""
+    import torch
+
+    is_other = issubclass(kind, (type, types.ModuleType, types.FunctionType, torch.nn.Module))
+    return not is_other and is_of_program(kind) and package(kind) not in sys.stdlib_module_names
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds in its dict and in what `__slots__` name; of a proxy that stands for nothing yet, nothing."""
+    try:
+        held = dict(getattr(value, "__dict__", {}))
+    except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
+        return {}
+    for key, member in members_of(type(value)).items():
+        with contextlib.suppress(AttributeError):  # a slot that holds nothing
+            held[key] = member.__get__(value)
+    return held
+
+
+def members_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """What `__slots__` of a class name, where the class that names it is the program's own."""
+    bases = [base for base in kind.__mro__ if is_of_program(base)]
+    return {k: v for base in bases for k, v in list(vars(base).items()) if type(v) is types.MemberDescriptorType}
+
+
+def is_of_program(value: Any) -> bool:
+    """Whether a class, a function or a module is none of a package whose objects hold no state of a variant."""
+    return package(value) not in _OTHERS
+
+
+def package(value: Any) -> str:
+    """Where a class, a function or a module comes from."""
+    name = value.__name__ if issubclass(type(value), types.ModuleType) else getattr(value, "__module__", None)
+    return (name or "builtins").partition(".")[0]
 
 
 def label(key: Hashable) -> str:

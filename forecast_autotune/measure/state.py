@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
-from .slots import PLAIN, Slots, label
+from .slots import PLAIN, Slots, is_of_program, label, members_of, package
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST = 1_000_000  # objects looked at; a mixture of experts of 20,000 modules has 200,000
-# Packages whose objects hold no state of a variant
-_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
 # But for these and classes derived from them: schedulers and gradient scalers, too
 _OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -145,7 +143,7 @@ def _reached(
         if issubclass(type(value), kinds):
             yield name, value
         with _whatever_it_raises():
-            if _package(type(value)) in _SLOTS_OF_THEIR_OWN:
+            if package(type(value)) in _SLOTS_OF_THEIR_OWN:
                 noted_in = None
             # Of what an optimizer holds, other objects than containers are state by themselves, or not.
             whole = _is_optimizer(type(value)) or (whole and issubclass(type(value), _CONTAINERS))
@@ -182,7 +180,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif issubclass(kind, types.MethodType):
         yield from ((_name(value.__self__), value.__self__), (name, value.__func__))
     elif issubclass(kind, types.FunctionType):
-        if _package(value) not in _OTHERS:
+        if is_of_program(value):
             yield from _of_function(name, value)
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
@@ -208,14 +206,14 @@ def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
     elif issubclass(kind, (list, set, deque)):
         slots.note_items(name, value, whole=whole)
     elif issubclass(kind, types.FunctionType):
-        if _package(value) not in _OTHERS:
+        if is_of_program(value):
             _note_variables(name, value, slots)
     elif issubclass(kind, torch.nn.Module) or _has_attributes(kind):
         slots.note_entries(name, getattr(value, "__dict__", None), whole=whole)
         if issubclass(kind, torch.nn.Module):
             for held in _OF_MODULES:
                 slots.note_entries(name, getattr(value, held), compared=held == "_buffers")
-        if members := {key: m for base in kind.__mro__ if _package(base) not in _OTHERS for key, m in _members(base)}:
+        if members := members_of(kind):
             slots.note_members(name, value, members)
 
 
@@ -236,17 +234,12 @@ def _all_plain(values: Collection[Any]) -> bool:
 
 def _has_attributes(kind: type) -> bool:
     """Whether objects of a class, of none above, may hold state of a variant in their attributes."""
-    is_state = _package(kind) not in _OTHERS or _is_optimizer(kind)
+    is_state = is_of_program(kind) or _is_optimizer(kind)
     return is_state and not issubclass(kind, (type, types.ModuleType))
 
 
 def _is_optimizer(kind: type) -> bool:
     return any(str(base.__module__).startswith(_OPTIMIZERS) for base in kind.__mro__)
-
-
-def _members(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
-    """What a class's own `__slots__` name."""
-    return ((key, held) for key, held in list(vars(kind).items()) if type(held) is types.MemberDescriptorType)
 
 
 @functools.cache
@@ -265,12 +258,12 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(type(value), torch.nn.Module):
         own = [(key, v) for key, v in own if key not in _OF_MODULES and (key not in _of_all_modules() or v)]
     yield from ((f"{name}.{key}", v) for key, v in own)
+    for key, member in members_of(type(value)).items():
+        with contextlib.suppress(AttributeError):  # a slot that holds nothing
+            yield f"{name}.{key}", member.__get__(value)
     for base in type(value).__mro__:
-        if _package(base) in _OTHERS:
+        if not is_of_program(base):
             continue
-        for key, member in _members(base):
-            with contextlib.suppress(AttributeError):  # a slot that holds nothing
-                yield f"{name}.{key}", member.__get__(value)
         for key, held in list(vars(base).items()):
             if not key.startswith("__") and type(held) not in (types.MemberDescriptorType, types.FunctionType):
                 yield f"{name}.{key}", held
@@ -307,12 +300,7 @@ def _named(names: Collection[str], variables: dict[str, Any]) -> Iterator[tuple[
             if not issubclass(type(value), (type, types.ModuleType)):
                 if not (prefix and type(value) is types.FunctionType):
                     yield prefix + name, value
-            elif id(value) not in entered and _package(value) not in _OTHERS:
+            elif id(value) not in entered and is_of_program(value):
                 entered.add(id(value))
                 bases = value.__mro__ if issubclass(type(value), type) else (value,)
-                scopes += [(f"{prefix}{name}.", vars(base)) for base in bases if _package(base) not in _OTHERS]
-
-
-def _package(value: Any) -> str:
-    name = value.__name__ if issubclass(type(value), types.ModuleType) else getattr(value, "__module__", None)
-    return (name or "builtins").partition(".")[0]
+                scopes += [(f"{prefix}{name}.", vars(base)) for base in bases if is_of_program(base)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 import random
@@ -674,6 +675,32 @@ def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
     with ThreadPoolExecutor(1) as pool:
         [pool.submit(int).result() for _ in range(others)]
         assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
+
+
+@dataclasses.dataclass(slots=True)
+class Cell:
+    hidden: Any
+
+
+class State:
+    def __init__(self, cells: list[Cell]) -> None:
+        self.cells = cells
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_object_that_each_call_makes_anew_comes_back(others: int) -> None:
+    class Recurrent:
+        state = State([Cell(torch.zeros(4))])
+
+        def step(self, x: Any) -> Any:
+            self.state = State([Cell(cell.hidden * 0.5 + x) for cell in self.state.cells])
+            return self.state.cells[0].hidden * 2
+
+    recurrent, x = Recurrent(), torch.ones(4)
+    tuned = fa.variants([slowed(lambda x: recurrent.step(x)), lambda x: recurrent.step(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        assert [float(tuned(x)[0]) for _ in range(3)] == [2.0, 3.0, 3.5]
 
 
 @pytest.mark.parametrize("others", [0, 1])
