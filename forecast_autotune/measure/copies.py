@@ -156,6 +156,10 @@ class CopiedArguments(Buffers):
         finally:
             self.slots.note_own(lambda tensor: kind_without_copy(tensor) is None and _key(tensor) in own)
 
+    def has_written(self, tensor: torch.Tensor) -> bool:
+        """See `Buffers.has_written`."""
+        return kind_without_copy(tensor) is None and any(b.touched for b in self._state_in.get(_key(tensor), ()))
+
     def learn_compiled_writes(self, run: Callable[[], object]) -> None:
         """See `Buffers.learn_compiled_writes`: the code is run as plain Python."""
         if self._sees_writes and "torch._dynamo" in sys.modules:

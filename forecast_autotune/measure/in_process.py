@@ -105,7 +105,7 @@ class InProcessAttempt:
             return outputs
         try:
             again = self._anew(compared=compared)
-            slots.note_state(first)
+            slots.note_state(first, self._arguments.has_written)
             if slots.have_state:
                 again = self._anew(compared=compared)
             depends = compared and not _alike(again, outputs)
@@ -113,7 +113,7 @@ class InProcessAttempt:
             self._no_answer(err)
             depends = True
         if depends:
-            slots.note_state({})
+            slots.note_state({}, self._arguments.has_written)
             again = self._anew(compared=compared)
         return again
 

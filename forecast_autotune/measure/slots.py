@@ -51,8 +51,16 @@ class _Holder(ABC):
         """What a slot holds now; of a list, all of it."""
 
     @abstractmethod
+    def values(self) -> Sequence[Any]:
+        """What all of them hold now."""
+
+    @abstractmethod
     def put_back(self, keys: Sequence[Hashable]) -> None:
         """Have slots hold what they did."""
+
+    def holds(self, is_so: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether it holds a tensor of which something is true."""
+        return any(is_so(tensor) for value in self.values() for tensor in _tensors_in(value))
 
     def note_own(self, key: Hashable, is_own: Callable[[torch.Tensor], bool]) -> bool:
         """Whether a slot holds a tensor that a candidate has made."""
@@ -98,6 +106,9 @@ class _Entries(_Holder):
     def value(self, key: Hashable) -> Any:
         return dict.get(self._held, key, _NOTHING)
 
+    def values(self) -> Sequence[Any]:
+        return list(dict.copy(self._held).values())
+
     def put_back(self, keys: Sequence[Hashable]) -> None:
         for key in keys:
             if key in self._before:
@@ -137,6 +148,9 @@ class _Items(_Holder):
     def value(self, key: Hashable) -> Any:  # noqa: ARG002
         return self._items()
 
+    def values(self) -> Sequence[Any]:
+        return self._items()
+
     def put_back(self, keys: Sequence[Hashable]) -> None:
         if not keys:
             return
@@ -167,6 +181,9 @@ class _Variables(_Holder):
 
     def before(self, key: Any) -> Any:
         return self._before[key]
+
+    def values(self) -> Sequence[Any]:
+        return [self.value(name) for name in self._before]
 
     def put_back(self, keys: Sequence[Any]) -> None:
         for name in keys:
@@ -244,8 +261,9 @@ class Slots:
     """The slots that candidates reach, with what they held.
 
     State are those that hold tensors, where each call rebinds them or what a call produces depends on them, and numbers
-    beside them that each call changes, such as a position. State is put back before every run. All others stay as
-    candidates leave them: tables that the first call makes, flags that say that it did, files and handles.
+    that each call changes, such as a position, beside them or beside tensors that it writes to. State is put back before
+    every run. All others stay as candidates leave them: tables that the first call makes, flags that say that it did, files
+    and handles.
     """
 
     def __init__(self) -> None:
@@ -290,7 +308,8 @@ class Slots:
     def note_own(self, is_own: Callable[[torch.Tensor], bool]) -> None:
         """After a run: those slots are a candidate's that hold a tensor now which it has made or written.
 
-        So are, in the same object, numbers, and slots that hold what such a slot held before: two were swapped.
+        So are, in the same object, numbers, and slots that hold what such a slot held before: two were swapped. Numbers are
+        so beside any tensor that it has written.
         """
         if self._own is None:
             return
@@ -300,22 +319,31 @@ class Slots:
         for holder, key in self._own:
             before.setdefault(holder, set()).update(map(id, _tensors_in(holder.before(key))))
         for holder, key in changed:
-            if (were := before.get(holder)) is not None and (
-                holder.is_number(key) or any(id(tensor) in were for tensor in _tensors_in(holder.value(key)))
-            ):
+            were = before.get(holder, set())
+            if holder.is_number(key):
+                is_own_too = holder in before or holder.holds(is_own)
+            else:
+                is_own_too = any(id(tensor) in were for tensor in _tensors_in(holder.value(key)))
+            if is_own_too:
                 self._own.add((holder, key))
 
     def rebound(self) -> dict[_Slot, Any]:
         """The slots that candidates have rebound, with what they hold now."""
         return {(h, k): h.value(k) for h, k in self._changed() if self._own is None or (h, k) in self._own}
 
-    def note_state(self, first: Mapping[_Slot, Any]) -> None:
-        """After a second run: those are state that it has rebound, too, after the first left this in them."""
+    def note_state(self, first: Mapping[_Slot, Any], is_written: Callable[[torch.Tensor], bool]) -> None:
+        """After a second run: those are state that it has rebound, too, after the first left this in them.
+
+        Args:
+            is_written: whether a run writes to a tensor.
+        """
         slots = {**first, **self.rebound()}
         again = [(h, k) for h, k in slots if h.whole or not _same(h.value(k), first.get((h, k), h.before(k)))]
         state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
         holders = {holder for holder, _ in state}
-        state += [(holder, key) for holder, key in again if holder in holders and holder.is_number(key)]
+        put = {id(tensor) for holder, key in state for tensor in _tensors_in(holder.value(key))}
+        numbers = [(holder, key) for holder, key in again if holder.is_number(key)]
+        state += [(h, k) for h, k in numbers if h in holders or h.holds(lambda t: id(t) in put or is_written(t))]
         self._state.update(dict.fromkeys(state))
 
     def left(self) -> list[tuple[str, torch.Tensor]]:

@@ -677,6 +677,46 @@ def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
         assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_position_beside_what_a_call_writes_comes_back(others: int) -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(64, 4))
+            self.position = self.seen = 0
+            self.last = {"x": torch.zeros(4)}
+            self.projection = Projection()
+
+        def forward(self, x: Any) -> Any:
+            self.keys[self.position] = self.projection(x)
+            self.position += 1
+            return self.keys[: self.position].sum(0)
+
+        def remember(self, x: Any) -> Any:
+            self.last["x"], self.seen = self.last["x"] + x, self.seen + 1
+            return self.last["x"] + self.seen
+
+    class Projection(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+            self.calls = 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return x * self.weight
+
+    attention, x = Attention(), torch.ones(4)
+    tuned = fa.variants([slowed(lambda x: attention(x)), lambda x: attention(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        assert [float(tuned(x)[0]) for _ in range(3)] == [1.0, 2.0, 3.0]
+        remember = fa.variants([slowed(attention.remember), attention.remember])
+        assert [float(remember(x)[0]) for _ in range(3)] == [2.0, 4.0, 6.0]
+    assert (attention.position, attention.seen) == (3, 3)
+    assert attention.projection.calls > 3, "what counts beside weights that no call writes stays"
+
+
 @dataclasses.dataclass(slots=True)
 class Cell:
     hidden: Any
