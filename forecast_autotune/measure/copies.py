@@ -140,7 +140,7 @@ class CopiedArguments(Buffers):
 
     @contextmanager
     def _seeing_writes(self) -> Iterator[None]:
-        own: set[int] = set()
+        own = {_key(buffer.memory) for buffer in self._buffer_of.values()}
 
         def note_own(tensor: torch.Tensor) -> None:
             if kind_without_copy(tensor) is None:

@@ -56,8 +56,14 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
 
     tensors: dict[str, torch.Tensor] = {}
     generators: list[torch.Generator] = []
-    slots = Slots()
-    for name, value in _reached(values, slots):
+    seen: dict[int, Any] = {}
+
+    def look_below(value: Any, below: Slots) -> Iterator[torch.Tensor]:
+        met = (v for _, v in _reached([value], below, known=seen))
+        return (v for v in met if isinstance(v, torch.Tensor) and kind_without_copy(v) is None)
+
+    slots = Slots(look_below)
+    for name, value in _reached(values, slots, seen=seen):
         if isinstance(value, torch.Generator):
             generators.append(value)
         elif isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
@@ -111,7 +117,12 @@ def _names_its_mode(kind: type) -> bool:
 
 
 def _reached(
-    values: Iterable[Any], slots: Slots | None = None, *, optimizers: bool = True
+    values: Iterable[Any],
+    slots: Slots | None = None,
+    *,
+    optimizers: bool = True,
+    seen: dict[int, Any] | None = None,
+    known: Container[int] = (),
 ) -> Iterator[tuple[str, Any]]:
     """The tensors, modules and generators that some values hold, by where each was met; of a tensor, also its `.grad`.
 
@@ -121,25 +132,25 @@ def _reached(
     Args:
         slots: to note what is met on the way.
         optimizers: whether those are followed, too.
+        seen: to keep what is met in, by identity: as long as it is kept, none is given away.
+        known: identities of objects that are not followed.
     """
     import torch
 
     kinds = (torch.nn.Module, torch.Tensor, torch.Generator)
-    seen: set[int] = set()
+    seen = {} if seen is None else seen
     waiting: deque[tuple[str, Any, Slots | None, bool]] = deque()
     for value in values:
         with _whatever_it_raises():
             waiting.append((_name(value), value, slots, False))
-    held = []  # so that no identity is given away
     while waiting:
         name, value, noted_in, whole = waiting.popleft()
-        if id(value) in seen or (not optimizers and _is_optimizer(type(value))):
+        if id(value) in seen or id(value) in known or (not optimizers and _is_optimizer(type(value))):
             continue
         if len(seen) == _MOST:
             log.warning("what %s reaches is followed for %d objects, and no further", name, _MOST)
             return
-        seen.add(id(value))
-        held.append(value)
+        seen[id(value)] = value
         if issubclass(type(value), kinds):
             yield name, value
         with _whatever_it_raises():
@@ -209,10 +220,10 @@ def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
         if is_of_program(value):
             _note_variables(name, value, slots)
     elif issubclass(kind, torch.nn.Module) or _has_attributes(kind):
-        slots.note_entries(name, getattr(value, "__dict__", None), whole=whole)
+        slots.note_entries(name, getattr(value, "__dict__", None), owner=value, whole=whole)
         if issubclass(kind, torch.nn.Module):
             for held in _OF_MODULES:
-                slots.note_entries(name, getattr(value, held), compared=held == "_buffers")
+                slots.note_entries(name, getattr(value, held), owner=value, compared=held == "_buffers")
         if members := members_of(kind):
             slots.note_members(name, value, members)
 

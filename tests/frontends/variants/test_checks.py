@@ -677,6 +677,80 @@ def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
         assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
 
 
+class Layer:
+    keys: Any = None
+
+
+class LazyCache:
+    """Its layers, and what beside them says that they are there, are made by the first call."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.by_name: dict[str, Any] = {}
+        self.is_allocated, self.position = False, 0
+
+    def appended(self, x: Any) -> Any:
+        if not self.layers:
+            self.layers.append(Layer())
+        layer = self.layers[0]
+        layer.keys = x if layer.keys is None else torch.cat([layer.keys, x])
+        self.filled = layer.keys
+        return self.filled.mean(0)
+
+    def merged(self, x: Any) -> Any:
+        held = self.by_name.setdefault("layer", {})
+        held["keys"] = torch.cat([held["keys"], x]) if held else x
+        self.filled = held["keys"]
+        return self.filled.mean(0)
+
+    def written(self, x: Any) -> Any:
+        if not self.is_allocated:
+            self.keys, self.is_allocated = torch.zeros(64, 4), True
+        self.keys[self.position] = x[0]
+        self.position += 1
+        self.filled = self.keys[: self.position]
+        return self.filled.mean(0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("name", ["appended", "merged", "written"])
+def test_a_cache_that_the_first_call_makes_and_each_fills_comes_back(name: str, others: int) -> None:
+    cache = LazyCache()
+    call = getattr(cache, name)
+    tuned = fa.variants([slowed(lambda x: call(x)), lambda x: call(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        for _ in range(3):
+            assert tuned(torch.ones(1, 4)).tolist() == [1.0] * 4
+    assert (len(cache.filled), cache.position) == (3, 3 if name == "written" else 0)
+    assert next(iter(tuned.decisions.values())).failed == 0
+
+
+def test_what_the_first_call_makes_and_each_leaves_alike_is_made_once() -> None:
+    """A workspace, an entry that counts who asks for it, packed weights."""
+
+    class Entry:
+        def __init__(self) -> None:
+            self.table, self.asked = torch.arange(8.0), next(made)
+
+    made, packed = itertools.count(), itertools.count()
+    held: dict[str, Any] = {}
+
+    def call(x: Any) -> Any:
+        if "workspace" not in held:
+            held["workspace"], held["weights"] = torch.empty(8), [torch.ones(8), next(packed)]
+        entry = held.setdefault("entry", None) or Entry()
+        held["entry"] = entry
+        entry.asked += 1
+        torch.mul(x, entry.table, out=held["workspace"])
+        return held["workspace"] * held["weights"][0]
+
+    tuned = fa.variants([slowed(call), lambda x: call(x) + 0])
+    for _ in range(2):
+        assert torch.equal(tuned(torch.ones(8)), torch.arange(8.0))
+    assert (next(made), next(packed)) == (1, 1)
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_position_beside_what_a_call_writes_comes_back(others: int) -> None:
     class Attention(torch.nn.Module):
