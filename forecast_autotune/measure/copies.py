@@ -140,17 +140,25 @@ class CopiedArguments(Buffers):
 
     @contextmanager
     def _seeing_writes(self) -> Iterator[None]:
-        made: set[int] = set()
+        own = {_key(buffer.memory) for buffer in self._buffer_of.values()}
 
-        def note_made(tensor: torch.Tensor) -> None:
+        def note_own(tensor: torch.Tensor) -> None:
             if kind_without_copy(tensor) is None:
-                made.add(_key(tensor))
+                own.add(_key(tensor))
+
+        def note_write(tensor: torch.Tensor) -> None:
+            self._note_write(tensor)
+            note_own(tensor)
 
         try:
-            with operator_writes(self._note_write, note_made):
+            with operator_writes(note_write, note_own):
                 yield
         finally:
-            self.slots.note_own(lambda tensor: kind_without_copy(tensor) is None and _key(tensor) in made)
+            self.slots.note_own(lambda tensor: kind_without_copy(tensor) is None and _key(tensor) in own)
+
+    def has_written(self, tensor: torch.Tensor) -> bool:
+        """See `Buffers.has_written`."""
+        return kind_without_copy(tensor) is None and any(b.touched for b in self._state_in.get(_key(tensor), ()))
 
     def learn_compiled_writes(self, run: Callable[[], object]) -> None:
         """See `Buffers.learn_compiled_writes`: the code is run as plain Python."""

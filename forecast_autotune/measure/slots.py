@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import operator
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from ..core.signal_handlers import raised_by_signal_handler
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +20,9 @@ if TYPE_CHECKING:
 _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
-_DEPTH = 4  # of containers in a slot in which tensors are looked for
+_DEPTH = 4  # of containers and objects in a slot in which tensors are looked for
+# Packages whose objects hold no state of a variant
+_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
 _NOTHING = object()  # in a slot that is empty
 
 
@@ -24,18 +30,20 @@ class _Holder(ABC):
     """One object with slots, which keys tell apart.
 
     Args:
+        owner: the object whose slots these are, where there are more of its; itself if not given.
         whole: whether all that candidates rebind in it is state, whatever it is.
         compared: whether what candidates leave in it is a part of their outputs.
     """
 
-    def __init__(self, name: str, *, whole: bool = False, compared: bool = False) -> None:
+    def __init__(self, name: str, *, owner: object = None, whole: bool = False, compared: bool = False) -> None:
         self.name = name
+        self._owner = owner
         self.whole, self.compared = whole, compared
 
     @property
-    @abstractmethod
-    def is_empty(self) -> bool:
-        """Whether it held nothing."""
+    def owner(self) -> object:
+        """Of which object these are slots."""
+        return self if self._owner is None else self._owner
 
     @abstractmethod
     def rebound(self) -> Sequence[Hashable]:
@@ -50,8 +58,16 @@ class _Holder(ABC):
         """What a slot holds now; of a list, all of it."""
 
     @abstractmethod
+    def values(self) -> Sequence[Any]:
+        """What all of them hold now."""
+
+    @abstractmethod
     def put_back(self, keys: Sequence[Hashable]) -> None:
         """Have slots hold what they did."""
+
+    def holds(self, is_so: Callable[[torch.Tensor], bool]) -> bool:
+        """Whether it holds a tensor of which something is true."""
+        return any(is_so(tensor) for value in self.values() for tensor in _tensors_in(value))
 
     def note_own(self, key: Hashable, is_own: Callable[[torch.Tensor], bool]) -> bool:
         """Whether a slot holds a tensor that a candidate has made."""
@@ -59,12 +75,14 @@ class _Holder(ABC):
 
     def holds_tensors(self, key: Hashable) -> bool:
         """Whether a slot holds tensors, or did."""
-        both = (self.value(key), self.before(key))
-        return any(True for value in both for _ in _tensors("", value, _DEPTH))
+        return any(True for value in (self.value(key), self.before(key)) for _ in _tensors_in(value))
 
     def is_number(self, key: Hashable) -> bool:
         """Whether a slot held a number, and holds one: a position, say."""
         return type(self.value(key)) in _NUMBERS and type(self.before(key)) in _NUMBERS
+
+    def note_made(self, key: Hashable) -> None:  # noqa: B027
+        """What candidates make and put in a slot is state."""
 
     def left(self, key: Hashable) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors in what a slot holds now, by name."""
@@ -74,16 +92,12 @@ class _Holder(ABC):
 class _Entries(_Holder):
     """A dict: of an object's attributes, or any other."""
 
-    def __init__(self, name: str, held: dict[Any, Any], *, whole: bool, compared: bool) -> None:
-        super().__init__(name, whole=whole, compared=compared)
+    def __init__(self, name: str, held: dict[Any, Any], *, owner: object, whole: bool, compared: bool) -> None:
+        super().__init__(name, owner=owner, whole=whole, compared=compared)
         self._held = held
         # An ordered one keeps its order beside its entries.
         self._kind: Any = OrderedDict if isinstance(held, OrderedDict) else dict
         self._before = dict.copy(held)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._before
 
     def rebound(self) -> Sequence[Hashable]:
         held, before = self._held, self._before
@@ -102,6 +116,9 @@ class _Entries(_Holder):
     def value(self, key: Hashable) -> Any:
         return dict.get(self._held, key, _NOTHING)
 
+    def values(self) -> Sequence[Any]:
+        return list(dict.copy(self._held).values())
+
     def put_back(self, keys: Sequence[Hashable]) -> None:
         for key in keys:
             if key in self._before:
@@ -115,17 +132,13 @@ class _Entries(_Holder):
 
 
 class _Items(_Holder):
-    """A list, a deque or a set, which is one slot; what is added to it and holds no tensor stays."""
+    """A list, a deque or a set, which is one slot; what is added to it and holds no tensor stays, unless all is state."""
 
     def __init__(self, name: str, held: Any, *, whole: bool) -> None:
         super().__init__(name, whole=whole)
         self._held = held
         self._kind: Any = next(kind for kind in (list, deque, set) if isinstance(held, kind))
         self._before = self._items()
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._before
 
     def _items(self) -> tuple[Any, ...]:
         return tuple(self._kind.__iter__(self._held))
@@ -145,16 +158,23 @@ class _Items(_Holder):
     def value(self, key: Hashable) -> Any:  # noqa: ARG002
         return self._items()
 
+    def values(self) -> Sequence[Any]:
+        return self._items()
+
     def put_back(self, keys: Sequence[Hashable]) -> None:
         if not keys:
             return
         known = {id(value) for value in self._before}
-        others = [v for v in self._items() if id(v) not in known and not any(True for _ in _tensors("", v, _DEPTH))]
+        added = [] if self.whole else [v for v in self._items() if id(v) not in known]
+        others = [v for v in added if not any(True for _ in _tensors_in(v))]
         if self._kind is list:
             list.__setitem__(self._held, slice(None), [*self._before, *others])
         else:
             self._kind.clear(self._held)
             (self._kind.update if self._kind is set else self._kind.extend)(self._held, [*self._before, *others])
+
+    def note_made(self, key: Hashable) -> None:  # noqa: ARG002
+        self.whole = True
 
     def left(self, key: Hashable) -> Iterator[tuple[str, torch.Tensor]]:
         pairs = itertools.zip_longest(self._before, self.value(key), fillvalue=_NOTHING)
@@ -166,19 +186,18 @@ class _Items(_Holder):
 class _Variables(_Holder):
     """Some of what a scope or an object holds by name."""
 
-    def __init__(self, name: str, names: Sequence[str]) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, names: Sequence[str], *, owner: object = None) -> None:
+        super().__init__(name, owner=owner)
         self._before = {name: self.value(name) for name in names}
-
-    @property
-    def is_empty(self) -> bool:
-        return False
 
     def rebound(self) -> Sequence[Hashable]:
         return [name for name, before in self._before.items() if not _same(self.value(name), before)]
 
     def before(self, key: Any) -> Any:
         return self._before[key]
+
+    def values(self) -> Sequence[Any]:
+        return [self.value(name) for name in self._before]
 
     def put_back(self, keys: Sequence[Any]) -> None:
         for name in keys:
@@ -234,7 +253,7 @@ class _Members(_Variables):
 
     def __init__(self, name: str, held: object, members: Mapping[str, types.MemberDescriptorType]) -> None:
         self._held, self._members = held, members
-        super().__init__(name, list(members))
+        super().__init__(name, list(members), owner=held)
 
     def value(self, key: Any) -> Any:
         try:
@@ -249,34 +268,42 @@ class _Members(_Variables):
         self._members[name].__delete__(self._held)
 
 
-_Slot = tuple[_Holder, Hashable]
+Slot = tuple[_Holder, Hashable]
+"""A holder, and which of its slots."""
 
 
 class Slots:
     """The slots that candidates reach, with what they held.
 
     State are those that hold tensors, where each call rebinds them or what a call produces depends on them, and numbers
-    beside them that each call changes, such as a position. State is put back before every run. All others stay as
-    candidates leave them: tables that the first call makes, flags that say that it did, files and handles.
+    that each call changes, such as a position, beside them or beside tensors that it writes to. State is put back before
+    every run. All others stay as candidates leave them: tables that the first call makes, flags that say that it did, files
+    and handles.
+
+    Args:
+        look_below: the tensors that a value holds and that were not reached before; slots on the way are noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look_below: Callable[[Any, Slots], Iterable[torch.Tensor]] = lambda *_: ()) -> None:
+        self._look_below = look_below
         self._holders: list[_Holder] = []
-        self._own: set[_Slot] | None = None  # that candidates were seen to rebind; None if all changes are theirs
-        self._state: dict[_Slot, None] = {}
+        self._own: set[Slot] | None = None  # that candidates were seen to rebind; None if all changes are theirs
+        self._state: dict[Slot, None] = {}
 
     def __bool__(self) -> bool:
-        return not all(holder.is_empty for holder in self._holders)
+        return bool(self._holders)
 
     @property
     def have_state(self) -> bool:
         """Whether a run leaves slots that the next must not start from."""
         return bool(self._state)
 
-    def note_entries(self, name: str, held: Any, *, whole: bool = False, compared: bool = False) -> None:
-        """Note a dict, unless it is a large table."""
+    def note_entries(
+        self, name: str, held: Any, *, owner: object = None, whole: bool = False, compared: bool = False
+    ) -> None:
+        """Note a dict, an object's or another, unless it is a large table."""
         if isinstance(held, dict) and len(held) <= _MOST:
-            self._holders.append(_Entries(name, held, whole=whole, compared=compared))
+            self._holders.append(_Entries(name, held, owner=owner, whole=whole, compared=compared))
 
     def note_items(self, name: str, held: Any, *, whole: bool = False) -> None:
         """Note a list, a deque or a set, unless it is a large table."""
@@ -300,25 +327,79 @@ class Slots:
         self._own = set()
 
     def note_own(self, is_own: Callable[[torch.Tensor], bool]) -> None:
-        """After a run: those slots are a candidate's that hold a tensor now which it has made."""
+        """After a run: those slots are a candidate's that hold a tensor now which it was given, or has made or written.
+
+        So are, in the same object, numbers, and slots that hold what such a slot held before: two were swapped. Numbers are
+        so beside any tensor that it has written.
+        """
         if self._own is None:
             return
         changed = list(self._changed())
         self._own.update((holder, key) for holder, key in changed if holder.whole or holder.note_own(key, is_own))
-        holders = {holder for holder, _ in self._own}
-        self._own.update((holder, key) for holder, key in changed if holder in holders and holder.is_number(key))
+        before: dict[int, set[int]] = {}
+        for holder, key in self._own:
+            before.setdefault(id(holder.owner), set()).update(map(id, _tensors_in(holder.before(key))))
+        for holder, key in changed:
+            were = before.get(id(holder.owner), set())
+            if holder.is_number(key):
+                is_own_too = id(holder.owner) in before or holder.holds(is_own)
+            else:
+                is_own_too = any(id(tensor) in were for tensor in _tensors_in(holder.value(key)))
+            if is_own_too:
+                self._own.add((holder, key))
 
-    def rebound(self) -> dict[_Slot, Any]:
+    def rebound(self) -> dict[Slot, Any]:
         """The slots that candidates have rebound, with what they hold now."""
         return {(h, k): h.value(k) for h, k in self._changed() if self._own is None or (h, k) in self._own}
 
-    def note_state(self, first: Mapping[_Slot, Any]) -> None:
-        """After a second run: those are state that it has rebound, too, after the first left this in them."""
-        again = [slot for slot, v in self.rebound().items() if slot[0].whole or not _same(v, first.get(slot, _NOTHING))]
+    def below(self, value: Any) -> tuple[Slots, list[torch.Tensor]]:
+        """What a value holds that was not reached when these slots were noted."""
+        slots = Slots()
+        return slots, list(self._look_below(value, slots))
+
+    def rebinds_tensors(self) -> bool:
+        """Whether candidates have rebound one that holds tensors, or any of an optimizer."""
+        return any(holder.whole or holder.holds_tensors(key) for holder, key in self._changed())
+
+    def note_state(
+        self,
+        first: Mapping[Slot, Any],
+        is_written: Callable[[torch.Tensor], bool],
+        made: Sequence[Slot] = (),
+    ) -> None:
+        """After a second run: those are state that it has rebound, too, after the first left this in them.
+
+        Args:
+            is_written: whether a run writes to a tensor.
+            made: slots for which the first run has made something that the second has changed: they are state, too.
+        """
+        slots = {**first, **self.rebound()}
+        again = [(h, k) for h, k in slots if h.whole or not _same(h.value(k), first.get((h, k), h.before(k)))]
         state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
-        holders = {holder for holder, _ in state}
-        state += [(holder, key) for holder, key in again if holder in holders and holder.is_number(key)]
+        for holder, key in made:
+            holder.note_made(key)
+        state += made
+        owners = {id(holder.owner) for holder, _ in state}
+        put = {id(tensor) for holder, key in state for tensor in _tensors_in(holder.value(key))}
+        numbers = [(holder, key) for holder, key in again if holder.is_number(key)]
+        state += [
+            (h, k) for h, k in numbers if id(h.owner) in owners or h.holds(lambda t: id(t) in put or is_written(t))
+        ]
         self._state.update(dict.fromkeys(state))
+
+    @property
+    def state(self) -> Sequence[Slot]:
+        """Those that are put back before every run."""
+        return list(self._state)
+
+    @state.setter
+    def state(self, slots: Sequence[Slot]) -> None:
+        self._state = dict.fromkeys(slots)
+
+    def beside_state(self) -> list[Slot]:
+        """What else runs have rebound in the objects that hold state: flags, say, which tell that it was made."""
+        owners = {id(holder.owner) for holder, _ in self._state}
+        return [(holder, key) for holder, key in self._changed() if id(holder.owner) in owners]
 
     def left(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that a run has put in modules' buffers that are state, by name."""
@@ -334,7 +415,7 @@ class Slots:
             for holder, of_it in keys.items():
                 holder.put_back(of_it)
 
-    def _changed(self) -> Iterator[_Slot]:
+    def _changed(self) -> Iterator[Slot]:
         return ((holder, key) for holder in self._holders for key in holder.rebound())
 
 
@@ -358,7 +439,12 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) in PLAIN and bool(a == b)
 
 
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    return (tensor for _, tensor in _tensors("", value, _DEPTH))
+
+
 def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in containers and in the program's own objects, but for modules, to some depth, by name."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -369,6 +455,48 @@ def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Ten
     elif depth and isinstance(value, dict):
         for key, part in value.items():
             yield from _tensors(f"{name}.{label(key)}", part, depth - 1)
+    elif depth and _is_plain_object(type(value)):
+        for key, part in _attributes(value).items():
+            yield from _tensors(f"{name}.{key}", part, depth - 1)
+
+
+def _is_plain_object(kind: type) -> bool:
+    """Whether a class is the program's own, and one that holds what it is given."""
+    import torch
+
+    is_other = issubclass(kind, (type, types.ModuleType, types.FunctionType, torch.nn.Module))
+    return not is_other and is_of_program(kind) and package(kind) not in sys.stdlib_module_names
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """What an object holds in its dict and in what `__slots__` name; of a proxy that stands for nothing yet, nothing."""
+    try:
+        held = dict(getattr(value, "__dict__", {}))
+    except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
+        return {}
+    for key, member in members_of(type(value)).items():
+        with contextlib.suppress(AttributeError):  # a slot that holds nothing
+            held[key] = member.__get__(value)
+    return held
+
+
+def members_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """What `__slots__` of a class name, where the class that names it is the program's own."""
+    bases = [base for base in kind.__mro__ if is_of_program(base)]
+    return {k: v for base in bases for k, v in list(vars(base).items()) if type(v) is types.MemberDescriptorType}
+
+
+def is_of_program(value: Any) -> bool:
+    """Whether a class, a function or a module is none of a package whose objects hold no state of a variant."""
+    return package(value) not in _OTHERS
+
+
+def package(value: Any) -> str:
+    """Where a class, a function or a module comes from."""
+    name = value.__name__ if issubclass(type(value), types.ModuleType) else getattr(value, "__module__", None)
+    return (name or "builtins").partition(".")[0]
 
 
 def label(key: Hashable) -> str:

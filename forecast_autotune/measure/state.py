@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
-from .slots import PLAIN, Slots, label
+from .slots import PLAIN, Slots, is_of_program, label, members_of, package
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MOST = 1_000_000  # objects looked at; a mixture of experts of 20,000 modules has 200,000
-# Packages whose objects hold no state of a variant
-_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
-_OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")  # but for these: schedulers and gradient scalers, too
+# But for these and classes derived from them: schedulers and gradient scalers, too
+_OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # dicts; of a TorchScript module, objects of torch's own kinds
 # Objects of the standard library hold slots of their own (a logger's cache, a queue), but for those that programs fill
 _SLOTS_OF_THEIR_OWN = sys.stdlib_module_names - {"argparse", "builtins", "collections", "functools", "types"}
@@ -56,8 +56,14 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
 
     tensors: dict[str, torch.Tensor] = {}
     generators: list[torch.Generator] = []
-    slots = Slots()
-    for name, value in _reached(values, slots):
+    seen: dict[int, Any] = {}
+
+    def look_below(value: Any, below: Slots) -> Iterator[torch.Tensor]:
+        met = (v for _, v in _reached([value], below, known=seen))
+        return (v for v in met if isinstance(v, torch.Tensor) and kind_without_copy(v) is None)
+
+    slots = Slots(look_below)
+    for name, value in _reached(values, slots, seen=seen):
         if isinstance(value, torch.Generator):
             generators.append(value)
         elif isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
@@ -111,7 +117,12 @@ def _names_its_mode(kind: type) -> bool:
 
 
 def _reached(
-    values: Iterable[Any], slots: Slots | None = None, *, optimizers: bool = True
+    values: Iterable[Any],
+    slots: Slots | None = None,
+    *,
+    optimizers: bool = True,
+    seen: dict[int, Any] | None = None,
+    known: Container[int] = (),
 ) -> Iterator[tuple[str, Any]]:
     """The tensors, modules and generators that some values hold, by where each was met; of a tensor, also its `.grad`.
 
@@ -121,31 +132,32 @@ def _reached(
     Args:
         slots: to note what is met on the way.
         optimizers: whether those are followed, too.
+        seen: to keep what is met in, by identity: as long as it is kept, none is given away.
+        known: identities of objects that are not followed.
     """
     import torch
 
     kinds = (torch.nn.Module, torch.Tensor, torch.Generator)
-    seen: set[int] = set()
+    seen = {} if seen is None else seen
     waiting: deque[tuple[str, Any, Slots | None, bool]] = deque()
     for value in values:
         with _whatever_it_raises():
             waiting.append((_name(value), value, slots, False))
-    held = []  # so that no identity is given away
     while waiting:
         name, value, noted_in, whole = waiting.popleft()
-        if id(value) in seen or (not optimizers and _is_optimizer(type(value))):
+        if id(value) in seen or id(value) in known or (not optimizers and _is_optimizer(type(value))):
             continue
         if len(seen) == _MOST:
             log.warning("what %s reaches is followed for %d objects, and no further", name, _MOST)
             return
-        seen.add(id(value))
-        held.append(value)
+        seen[id(value)] = value
         if issubclass(type(value), kinds):
             yield name, value
         with _whatever_it_raises():
-            if _package(type(value)) in _SLOTS_OF_THEIR_OWN:
+            if package(type(value)) in _SLOTS_OF_THEIR_OWN:
                 noted_in = None
-            whole = whole or _is_optimizer(type(value))
+            # Of what an optimizer holds, other objects than containers are state by themselves, or not.
+            whole = _is_optimizer(type(value)) or (whole and issubclass(type(value), _CONTAINERS))
             if noted_in is not None:
                 _note_slots(name, value, noted_in, whole=whole)
             for inner, part in _parts(name, value):
@@ -179,12 +191,12 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif issubclass(kind, types.MethodType):
         yield from ((_name(value.__self__), value.__self__), (name, value.__func__))
     elif issubclass(kind, types.FunctionType):
-        if _package(value) not in _OTHERS:
+        if is_of_program(value):
             yield from _of_function(name, value)
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
             yield from ((f"{name}.{label(key)}", v) for key, v in list(value.items()) if type(v) not in PLAIN)
-    elif issubclass(kind, (list, tuple, set, frozenset, deque)):
+    elif issubclass(kind, _CONTAINERS):
         if not _all_plain(value):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(list(value)))
     elif issubclass(kind, torch.nn.Module):
@@ -196,7 +208,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
-    """Note the slots of one object; `whole`: an optimizer's, or of what it holds."""
+    """Note the slots of one object; `whole`: an optimizer's, or of a container in it."""
     import torch
 
     kind = type(value)
@@ -205,14 +217,14 @@ def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
     elif issubclass(kind, (list, set, deque)):
         slots.note_items(name, value, whole=whole)
     elif issubclass(kind, types.FunctionType):
-        if _package(value) not in _OTHERS:
+        if is_of_program(value):
             _note_variables(name, value, slots)
     elif issubclass(kind, torch.nn.Module) or _has_attributes(kind):
-        slots.note_entries(name, getattr(value, "__dict__", None), whole=whole)
+        slots.note_entries(name, getattr(value, "__dict__", None), owner=value, whole=whole)
         if issubclass(kind, torch.nn.Module):
             for held in _OF_MODULES:
-                slots.note_entries(name, getattr(value, held), compared=held == "_buffers")
-        if members := {key: m for base in kind.__mro__ if _package(base) not in _OTHERS for key, m in _members(base)}:
+                slots.note_entries(name, getattr(value, held), owner=value, compared=held == "_buffers")
+        if members := members_of(kind):
             slots.note_members(name, value, members)
 
 
@@ -233,17 +245,12 @@ def _all_plain(values: Collection[Any]) -> bool:
 
 def _has_attributes(kind: type) -> bool:
     """Whether objects of a class, of none above, may hold state of a variant in their attributes."""
-    is_state = _package(kind) not in _OTHERS or _is_optimizer(kind)
+    is_state = is_of_program(kind) or _is_optimizer(kind)
     return is_state and not issubclass(kind, (type, types.ModuleType))
 
 
 def _is_optimizer(kind: type) -> bool:
-    return str(kind.__module__).startswith(_OPTIMIZERS)
-
-
-def _members(kind: type) -> Iterator[tuple[str, types.MemberDescriptorType]]:
-    """What a class's own `__slots__` name."""
-    return ((key, held) for key, held in list(vars(kind).items()) if type(held) is types.MemberDescriptorType)
+    return any(str(base.__module__).startswith(_OPTIMIZERS) for base in kind.__mro__)
 
 
 @functools.cache
@@ -262,12 +269,12 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(type(value), torch.nn.Module):
         own = [(key, v) for key, v in own if key not in _OF_MODULES and (key not in _of_all_modules() or v)]
     yield from ((f"{name}.{key}", v) for key, v in own)
+    for key, member in members_of(type(value)).items():
+        with contextlib.suppress(AttributeError):  # a slot that holds nothing
+            yield f"{name}.{key}", member.__get__(value)
     for base in type(value).__mro__:
-        if _package(base) in _OTHERS:
+        if not is_of_program(base):
             continue
-        for key, member in _members(base):
-            with contextlib.suppress(AttributeError):  # a slot that holds nothing
-                yield f"{name}.{key}", member.__get__(value)
         for key, held in list(vars(base).items()):
             if not key.startswith("__") and type(held) not in (types.MemberDescriptorType, types.FunctionType):
                 yield f"{name}.{key}", held
@@ -304,12 +311,7 @@ def _named(names: Collection[str], variables: dict[str, Any]) -> Iterator[tuple[
             if not issubclass(type(value), (type, types.ModuleType)):
                 if not (prefix and type(value) is types.FunctionType):
                     yield prefix + name, value
-            elif id(value) not in entered and _package(value) not in _OTHERS:
+            elif id(value) not in entered and is_of_program(value):
                 entered.add(id(value))
                 bases = value.__mro__ if issubclass(type(value), type) else (value,)
-                scopes += [(f"{prefix}{name}.", vars(base)) for base in bases if _package(base) not in _OTHERS]
-
-
-def _package(value: Any) -> str:
-    name = value.__name__ if issubclass(type(value), types.ModuleType) else getattr(value, "__module__", None)
-    return (name or "builtins").partition(".")[0]
+                scopes += [(f"{prefix}{name}.", vars(base)) for base in bases if is_of_program(base)]

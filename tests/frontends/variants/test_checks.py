@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 import random
@@ -660,6 +661,183 @@ class Pair:
     __slots__ = ("left", "right")
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
+    last: dict[str, Any] = {}
+    seen: list[Any] = []
+
+    def decaying(x: Any) -> Any:
+        last["h"] = last["h"] * 0.5 + x if "h" in last else x * 1
+        seen.append(x * 1)
+        return last["h"] + torch.stack(seen).sum(0)
+
+    tuned = fa.variants([decaying, lambda x: decaying(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
+
+
+class Layer:
+    keys: Any = None
+
+
+class LazyCache:
+    """Its layers, and what beside them says that they are there, are made by the first call."""
+
+    def __init__(self) -> None:
+        self.layers: list[Layer] = []
+        self.by_name: dict[str, Any] = {}
+        self.is_allocated, self.position = False, 0
+
+    def appended(self, x: Any) -> Any:
+        if not self.layers:
+            self.layers.append(Layer())
+        layer = self.layers[0]
+        layer.keys = x if layer.keys is None else torch.cat([layer.keys, x])
+        self.filled = layer.keys
+        return self.filled.mean(0)
+
+    def merged(self, x: Any) -> Any:
+        held = self.by_name.setdefault("layer", {})
+        held["keys"] = torch.cat([held["keys"], x]) if held else x
+        self.filled = held["keys"]
+        return self.filled.mean(0)
+
+    def written(self, x: Any) -> Any:
+        if not self.is_allocated:
+            self.keys, self.is_allocated = torch.zeros(64, 4), True
+        self.keys[self.position] = x[0]
+        self.position += 1
+        self.filled = self.keys[: self.position]
+        return self.filled.mean(0)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("name", ["appended", "merged", "written"])
+def test_a_cache_that_the_first_call_makes_and_each_fills_comes_back(name: str, others: int) -> None:
+    cache = LazyCache()
+    call = getattr(cache, name)
+    tuned = fa.variants([slowed(lambda x: call(x)), lambda x: call(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        for _ in range(3):
+            assert tuned(torch.ones(1, 4)).tolist() == [1.0] * 4
+    assert (len(cache.filled), cache.position) == (3, 3 if name == "written" else 0)
+    assert next(iter(tuned.decisions.values())).failed == 0
+
+
+def test_what_the_first_call_makes_and_each_leaves_alike_is_made_once() -> None:
+    """A workspace, an entry that counts who asks for it, packed weights."""
+
+    class Entry:
+        def __init__(self) -> None:
+            self.table, self.asked = torch.arange(8.0), next(made)
+
+    made, packed = itertools.count(), itertools.count()
+    held: dict[str, Any] = {}
+
+    def call(x: Any) -> Any:
+        if "workspace" not in held:
+            held["workspace"], held["weights"] = torch.empty(8), [torch.ones(8), next(packed)]
+        entry = held.setdefault("entry", None) or Entry()
+        held["entry"] = entry
+        entry.asked += 1
+        torch.mul(x, entry.table, out=held["workspace"])
+        return held["workspace"] * held["weights"][0]
+
+    tuned = fa.variants([slowed(call), lambda x: call(x) + 0])
+    for _ in range(2):
+        assert torch.equal(tuned(torch.ones(8)), torch.arange(8.0))
+    assert (next(made), next(packed)) == (1, 1)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_position_beside_what_a_call_writes_comes_back(others: int) -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(64, 4))
+            self.position = self.seen = 0
+            self.last = {"x": torch.zeros(4)}
+            self.projection = Projection()
+
+        def forward(self, x: Any) -> Any:
+            self.keys[self.position] = self.projection(x)
+            self.position += 1
+            return self.keys[: self.position].sum(0)
+
+        def remember(self, x: Any) -> Any:
+            self.last["x"], self.seen = self.last["x"] + x, self.seen + 1
+            return self.last["x"] + self.seen
+
+    class Projection(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+            self.calls = 0
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            return x * self.weight
+
+    attention, x = Attention(), torch.ones(4)
+    tuned = fa.variants([slowed(lambda x: attention(x)), lambda x: attention(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        assert [float(tuned(x)[0]) for _ in range(3)] == [1.0, 2.0, 3.0]
+        remember = fa.variants([slowed(attention.remember), attention.remember])
+        assert [float(remember(x)[0]) for _ in range(3)] == [2.0, 4.0, 6.0]
+    assert (attention.position, attention.seen) == (3, 3)
+    assert attention.projection.calls > 3, "what counts beside weights that no call writes stays"
+
+
+@dataclasses.dataclass(slots=True)
+class Cell:
+    hidden: Any
+
+
+class State:
+    def __init__(self, cells: list[Cell]) -> None:
+        self.cells = cells
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_object_that_each_call_makes_anew_comes_back(others: int) -> None:
+    class Recurrent:
+        state = State([Cell(torch.zeros(4))])
+
+        def step(self, x: Any) -> Any:
+            self.state = State([Cell(cell.hidden * 0.5 + x) for cell in self.state.cells])
+            return self.state.cells[0].hidden * 2
+
+    recurrent, x = Recurrent(), torch.ones(4)
+    tuned = fa.variants([slowed(lambda x: recurrent.step(x)), lambda x: recurrent.step(x) + 0])
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        assert [float(tuned(x)[0]) for _ in range(3)] == [2.0, 3.0, 3.5]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_two_buffers_that_each_call_swaps_come_back(others: int) -> None:
+    class Grid:
+        def __init__(self) -> None:
+            self.now, self.next = torch.arange(8.0), torch.zeros(8)
+
+        def step(self, rate: float) -> Any:
+            torch.add(self.now, self.now.roll(1), alpha=rate, out=self.next)
+            self.now, self.next = self.next, self.now
+            return self.now.clone()
+
+    untuned, grid = Grid(), Grid()
+    tuned = fa.variants([slowed(lambda rate: grid.step(rate)), lambda rate: grid.step(rate) + 0], key=lambda rate: 0)
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        for _ in range(3):
+            assert torch.equal(tuned(0.5), untuned.step(0.5))
+    assert torch.equal(grid.next, untuned.next)
+    assert grid.now is not grid.next
+
+
 def test_what_another_thread_rebinds_meanwhile_stays() -> None:
     held: dict[str, Any] = {"ours": torch.zeros(8), "theirs": torch.zeros(8)}
     counts = itertools.count()
@@ -683,13 +861,43 @@ def test_what_another_thread_rebinds_meanwhile_stays() -> None:
     assert count > 2
 
 
+class Halving(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
+    def get_lr(self) -> list[float]:
+        return [base * 0.5**self.last_epoch for base in self.base_lrs]
+
+
+class Signs(torch.optim.Optimizer):  # type: ignore[misc]
+    """It counts its steps itself, as packages of optimizers do."""
+
+    def __init__(self, weights: Any, lr: float) -> None:
+        super().__init__(weights, {"lr": lr, "foreach": False})
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.calls += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                state = self.state[weight]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(weight)
+                state["step"] += 1
+                state["mean"].mul_(0.9).add_(weight.grad, alpha=0.1)
+                weight.sub_(state["mean"].sign() / state["step"], alpha=group["lr"] / self.calls)
+
+
+class Derived(torch.optim.AdamW):  # type: ignore[misc]
+    pass
+
+
 @pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW, Derived, Signs])
 def test_an_optimizer_steps_once(make: Any, others: int) -> None:
     def trained(tuned: bool) -> tuple[Any, Any]:
         weights = [torch.nn.Parameter(torch.ones(8)) for _ in range(4)]
         optimizer = make(weights, lr=0.1)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        own = make in (Derived, Signs)
+        schedule = Halving(optimizer) if own else torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
         for weight in weights:
             weight.grad = torch.ones(8)
 
