@@ -17,6 +17,7 @@ _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
 _DEPTH = 4  # of containers in a slot in which tensors are looked for
+_LEAST_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
 _NOTHING = object()  # in a slot that is empty
 
 
@@ -367,12 +368,13 @@ def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Ten
         for i, part in enumerate(value):
             yield from _tensors(f"{name}[{i}]", part, depth - 1)
     elif depth and isinstance(value, dict):
-        for key, part in value.items():
-            yield from _tensors(f"{name}.{label(key)}", part, depth - 1)
+        for i, (key, part) in enumerate(value.items()):
+            yield from _tensors(f"{name}.{label(key, i)}", part, depth - 1)
 
 
-def label(key: Hashable) -> str:
-    """A dict's key in words: a tensor by its address, for what it holds may be large, and on a device."""
-    import torch
-
-    return f"{type(key).__name__} at {id(key):#x}" if isinstance(key, torch.Tensor) else str(key)
+def label(key: Hashable, position: int = 0) -> str:
+    """A dict's key in words, the same in every process: by its position where its own words may hold an address."""
+    parts = key if type(key) is tuple else (key,)
+    if all(type(part) in PLAIN and not (type(part) is int and part >= _LEAST_ADDRESS) for part in parts):
+        return str(key)
+    return f"{type(key).__name__} {position}"

@@ -183,7 +183,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _of_function(name, value)
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
-            yield from ((f"{name}.{label(key)}", v) for key, v in list(value.items()) if type(v) not in PLAIN)
+            entries = enumerate(list(value.items()))
+            yield from ((f"{name}.{label(key, i)}", v) for i, (key, v) in entries if type(v) not in PLAIN)
     elif issubclass(kind, (list, tuple, set, frozenset, deque)):
         if not _all_plain(value):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(list(value)))
