@@ -294,14 +294,27 @@ class BorrowedArguments(Buffers):
         self.buffers = self._restored = []
 
 
-@contextmanager
-def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], **others: Any) -> Iterator[Values]:
-    """Copies of a call's arguments, to make the call with once; what state of its callee changes is put back."""
+def run_on_copies(run: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any], **others: Any) -> None:
+    """Make a call on copies of its arguments; what state of its callee changes is put back.
+
+    Where it rebinds slots it is made twice: state are those that the second call rebinds again.
+    """
     arguments = CopiedArguments(args, kwargs, **others)
-    try:
+    first: dict[Any, Any] = {}
+
+    def run_once() -> None:
+        args, kwargs = arguments.values()
         with arguments.seeing_writes():
-            yield arguments.values()
+            run(*args, **kwargs)
+
+    try:
+        run_once()
+        if rebound := arguments.slots.rebound():
+            arguments.reset()
+            run_once()
+            first = rebound
     finally:
+        arguments.slots.note_state(first)
         arguments.release()
 
 

@@ -713,6 +713,34 @@ def test_an_optimizer_steps_once(make: Any, others: int) -> None:
     torch.testing.assert_close(trained(tuned=True), trained(tuned=False))
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_state_is_as_after_one_call_where_tuners_are_called(others: int) -> None:
+    def called(tuned: bool) -> tuple[Any, ...]:
+        double: Any = (
+            fa.variants([slowed(lambda x: x * 2), lambda x: x + x], name="double") if tuned else lambda x: x * 2
+        )
+        weight, packed = torch.nn.Parameter(torch.ones(8)), itertools.count()
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        held: dict[str, Any] = {"seen": torch.zeros(0, 8), "table": None}
+
+        def step(x: Any) -> Any:
+            if held["table"] is None:
+                held["table"] = torch.full((8,), float(next(packed)))
+            held["seen"] = torch.cat([held["seen"], double(x)[None]])
+            optimizer.zero_grad()
+            (weight * x).sum().backward()
+            optimizer.step()
+            return held["seen"].sum(0) + held["table"]
+
+        call = fa.variants([slowed(step), step], name="stepping") if tuned else step
+        results = [call(torch.ones(8)) for _ in range(2)]
+        return results, held, weight, list(optimizer.state.values()), next(packed)
+
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        torch.testing.assert_close(called(tuned=True), called(tuned=False))
+
+
 # What cannot be copied ----------------------------------------------------------------------------------------------
 
 
