@@ -97,6 +97,7 @@ class CopiedArguments(Buffers):
             buffer.regions = set() if self._shares_state else None
         buffers = [*self._buffer_of.values(), *(b for group in self._state_in.values() for b in group)]
         super().__init__(buffers, slots)
+        self.slots.note_storages(own)
         if self._shares_state:
             self.slots.share()
         for name in zeroed:

@@ -29,6 +29,8 @@ class _Holder(ABC):
         compared: whether what candidates leave in it is a part of their outputs.
     """
 
+    is_state_once = True  # what one call alone rebinds may be state: results depend on it
+
     def __init__(self, name: str, *, whole: bool = False, compared: bool = False) -> None:
         self.name = name
         self.whole, self.compared = whole, compared
@@ -250,6 +252,44 @@ class _Members(_Variables):
         self._members[name].__delete__(self._held)
 
 
+class _Storages(_Holder):
+    """Of tensors: what assignments to their `data` exchange."""
+
+    is_state_once = False  # a weight is packed by the first call, and a flag says so
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__("storage", compared=True)
+        self._tensors = tensors
+        self._data = {name: tensor.data for name, tensor in tensors.items()}
+        self._before = {name: _place(tensor) for name, tensor in tensors.items()}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._tensors
+
+    def rebound(self) -> Sequence[Hashable]:
+        return [name for name in self._tensors if not _same(self.value(name), self._before[name])]
+
+    def before(self, key: Any) -> Any:
+        return self._before[key]
+
+    def value(self, key: Any) -> Any:
+        return _place(self._tensors[key])
+
+    def put_back(self, keys: Sequence[Any]) -> None:
+        for name in keys:
+            self._tensors[name].data = self._data[name]
+
+    def note_own(self, key: Any, is_own: Callable[[torch.Tensor], bool]) -> bool:
+        return is_own(self._tensors[key])
+
+    def holds_tensors(self, key: Hashable) -> bool:  # noqa: ARG002
+        return True
+
+    def left(self, key: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield key, self._tensors[key].data.contiguous().view(-1)  # as of a buffer that is written in place
+
+
 _Slot = tuple[_Holder, Hashable]
 
 
@@ -296,6 +336,10 @@ class Slots:
         """Note what an object holds in what `__slots__` of its classes name."""
         self._holders.append(_Members(name, held, members))
 
+    def note_storages(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Note where tensors lie."""
+        self._holders.append(_Storages(tensors))
+
     def share(self) -> None:
         """Have only slots count from now on that `note_own` tells of: other threads may rebind them, too."""
         self._own = set()
@@ -316,6 +360,8 @@ class Slots:
     def note_state(self, first: Mapping[_Slot, Any]) -> None:
         """After a second run: those are state that it has rebound, too, after the first left this in them."""
         again = [slot for slot, v in self.rebound().items() if slot[0].whole or not _same(v, first.get(slot, _NOTHING))]
+        if not first:
+            again = [slot for slot in again if slot[0].is_state_once]
         state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
         holders = {holder for holder, _ in state}
         state += [(holder, key) for holder, key in again if holder in holders and holder.is_number(key)]
@@ -337,6 +383,12 @@ class Slots:
 
     def _changed(self) -> Iterator[_Slot]:
         return ((holder, key) for holder in self._holders for key in holder.rebound())
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies and how; the storage is held, so that its address is not given away."""
+    layout = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return tensor.untyped_storage(), tensor.dtype, layout
 
 
 def _identical(a: Any, b: Any) -> bool:

@@ -569,6 +569,33 @@ def test_a_variant_that_does_not_rebind_what_the_default_does_is_wrong() -> None
     assert "left Averaging.mean as it was, which the default writes" in failure_of(averaging.tuned, torch.rand(4, 8))
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_storages_that_each_call_exchanges_come_back(others: int) -> None:
+    def averaged(average: Any, weight: Any) -> Any:
+        average.data = average.data * 0.5 + weight.data * 0.5
+        return average + 1
+
+    weight, average = torch.ones(2, 4), torch.zeros(4, 2).t()
+    memory = average.data_ptr()
+
+    def exchanging(x: Any) -> Any:
+        return averaged(average, weight) * x
+
+    def in_place(x: Any) -> Any:
+        return average.mul_(0.5).add_(weight, alpha=0.5).add(1) * x
+
+    def forgetful(x: Any) -> Any:
+        return averaged(average.clone(), weight) * x
+
+    tuned = fa.variants([slowed(exchanging), in_place, forgetful], name="averaged")
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        x = torch.ones(2, 4)
+        assert "left average as it was, which the default writes" in failure_of(tuned, x)
+    assert (average.unique().tolist(), chosen(tuned), average.data_ptr()) == ([0.5], "in_place", memory)
+    assert torch.equal(tuned(x), torch.full((2, 4), 1.75))
+
+
 def test_what_the_first_call_makes_is_not_made_again_while_timed_nor_compared() -> None:
     class Keeping:
         table: Any = None
