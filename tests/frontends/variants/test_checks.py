@@ -23,6 +23,8 @@ from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.measure import state
+from forecast_autotune.measure.state import tensors_reached
 
 torch = pytest.importorskip("torch")
 
@@ -681,6 +683,49 @@ def test_variables_and_slots_come_back() -> None:
     assert (float(COUNT), float(local)) == (1.0, 1.0)
     assert torch.equal(pair.left, x * 2)
     assert not hasattr(pair, "right")
+
+
+TOTAL = torch.zeros(1)
+MEAN = {"now": torch.zeros(8)}
+
+
+class Summing(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        TOTAL.add_(1)
+        return x * 2
+
+
+class Helped(torch.nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Summing() for _ in range(depth))
+
+    def slow(self, x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return self.quick(x)
+
+    def quick(self, x: Any) -> Any:
+        self.update(x)
+        return self.layers[0](x) + MEAN["now"]
+
+    def update(self, x: Any) -> None:
+        self._store(x)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _store(self, x: Any) -> None:
+        MEAN["now"] = MEAN["now"] + x
+
+
+def test_globals_that_helpers_and_inner_modules_name_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone()
+    helped, read = Helped(depth=50), []
+    names_in = state._names_in
+    monkeypatch.setattr(state, "_names_in", lambda function: read.append(function) or names_in(function))
+    assert any(t is TOTAL for t in tensors_reached([helped.quick]).values())
+    assert len(read) < 10, "a class's code is read once"
+    tuned, x = fa.variants([helped.slow, helped.quick], name="helped"), torch.ones(8)
+    assert [float(tuned(x)[0]) for _ in range(2)] == [3.0, 4.0]
+    assert (float(TOTAL), float(MEAN["now"][0]), chosen(tuned)) == (2.0, 2.0, "quick")
 
 
 class Pair:
