@@ -16,7 +16,7 @@ from ..processes.machine import usable_memory_bytes
 from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_of
 from .operator_writes import operator_writes
 from .outputs import Gradients, gradients_of
-from .process_state import is_only_thread
+from .process_state import RandomState, is_only_thread
 from .slots import Slots
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class CopiedArguments(Buffers):
         restored: Collection[str] = (),
         zeroed: Collection[str] = (),
         state: Mapping[str, torch.Tensor] | None = None,
-        generators: Sequence[torch.Generator] = (),
+        generators: Sequence[Any] = (),
         slots: Slots | None = None,
     ) -> None:
         self._given: Values = tuple(args), dict(kwargs or {})
-        self._generators = [(generator, generator.get_state()) for generator in generators]
+        self._random_state = RandomState(generators)
         self._names = names
         self._accumulates = False
         self._leaves: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
@@ -179,8 +179,7 @@ class CopiedArguments(Buffers):
 
     def rewind(self) -> None:
         """See `Buffers.rewind`."""
-        for generator, state in self._generators:
-            generator.set_state(state)
+        self._random_state.put_back()
 
     def gradients(self, returned: Sequence[torch.Tensor]) -> Gradients:
         """Of what a run returned or wrote, and those that it has left in `.grad` itself."""

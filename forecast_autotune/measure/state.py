@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
+from .process_state import generator_kinds
 from .slots import PLAIN, Slots, label
 
 if TYPE_CHECKING:
@@ -58,10 +59,11 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
-    generators: list[torch.Generator] = []
+    generators: list[Any] = []
+    kinds = generator_kinds()
     slots = Slots()
     for name, value in _reached(values, slots):
-        if isinstance(value, torch.Generator):
+        if isinstance(value, kinds):
             generators.append(value)
         elif isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
             tensors.setdefault(name, value)
@@ -127,7 +129,7 @@ def _reached(
     """
     import torch
 
-    kinds = (torch.nn.Module, torch.Tensor, torch.Generator)
+    kinds = (torch.nn.Module, torch.Tensor, *generator_kinds())
     seen: set[int] = set()
     waiting: deque[tuple[str, Any, Slots | None, bool]] = deque()
     for value in values:

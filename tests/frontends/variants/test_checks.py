@@ -856,6 +856,23 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
     assert torch.equal(drawn.get_state(), untuned.get_state())
 
 
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (random.Random, lambda source: source.random()),
+        (np.random.default_rng, lambda source: source.random()),
+        (np.random.RandomState, lambda source: source.rand()),
+        (np.random.PCG64, lambda source: int(source.random_raw()) >> 20),
+    ],
+)
+def test_a_generator_that_is_reached_is_drawn_from_once(make: Callable[[int], Any], draw: Callable[[Any], Any]) -> None:
+    drawn, untuned = make(7), make(7)
+    tuned = fa.variants([slowed(lambda x: x + draw(drawn)), lambda x: draw(drawn) + x], name="drawing")
+    x = torch.zeros(1, dtype=torch.float64)
+    assert [float(tuned(x)) for _ in range(3)] == [draw(untuned) for _ in range(3)]
+    assert chosen(tuned) == "<lambda>"
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_dropout_is_drawn_as_in_a_single_call(others: int) -> None:
     import torch._dynamo
