@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AutotuneError
 from ..processes.machine import usable_memory_bytes
 from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_of
+from .first_made import FirstMade
 from .operator_writes import operator_writes
 from .outputs import Gradients, gradients_of
-from .process_state import is_only_thread
+from .process_state import RandomState, is_only_thread
 from .slots import Slots
 
 if TYPE_CHECKING:
@@ -59,11 +60,11 @@ class CopiedArguments(Buffers):
         restored: Collection[str] = (),
         zeroed: Collection[str] = (),
         state: Mapping[str, torch.Tensor] | None = None,
-        generators: Sequence[torch.Generator] = (),
+        generators: Sequence[Any] = (),
         slots: Slots | None = None,
     ) -> None:
         self._given: Values = tuple(args), dict(kwargs or {})
-        self._generators = [(generator, generator.get_state()) for generator in generators]
+        self._random_state = RandomState(generators)
         self._names = names
         self._accumulates = False
         self._leaves: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
@@ -97,6 +98,7 @@ class CopiedArguments(Buffers):
             buffer.regions = set() if self._shares_state else None
         buffers = [*self._buffer_of.values(), *(b for group in self._state_in.values() for b in group)]
         super().__init__(buffers, slots)
+        self.slots.note_storages(own)
         if self._shares_state:
             self.slots.share()
         for name in zeroed:
@@ -186,8 +188,7 @@ class CopiedArguments(Buffers):
 
     def rewind(self) -> None:
         """See `Buffers.rewind`."""
-        for generator, state in self._generators:
-            generator.set_state(state)
+        self._random_state.put_back()
 
     def gradients(self, returned: Sequence[torch.Tensor]) -> Gradients:
         """Of what a run returned or wrote, and those that it has left in `.grad` itself."""
@@ -302,14 +303,28 @@ class BorrowedArguments(Buffers):
         self.buffers = self._restored = []
 
 
-@contextmanager
-def copied_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], **others: Any) -> Iterator[Values]:
-    """Copies of a call's arguments, to make the call with once; what state of its callee changes is put back."""
+def run_on_copies(run: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any], **others: Any) -> None:
+    """Make a call on copies of its arguments; what state of its callee changes is put back.
+
+    Where it rebinds slots it is made twice: state are those that the second call rebinds again.
+    """
     arguments = CopiedArguments(args, kwargs, **others)
-    try:
+    slots, first, made = arguments.slots, {}, None
+
+    def run_once() -> None:
+        args, kwargs = arguments.values()
         with arguments.seeing_writes():
-            yield arguments.values()
+            run(*args, **kwargs)
+
+    try:
+        run_once()
+        if rebound := slots.rebound():
+            made = FirstMade(slots, rebound)
+            arguments.reset()
+            run_once()
+            first = rebound
     finally:
+        slots.note_state(first, arguments.has_written, made.changed() if first and made is not None else ())
         arguments.release()
 
 

@@ -42,10 +42,14 @@ def preserve_process_state(*, draws: bool = True) -> Iterator[None]:
 
 
 class RandomState:
-    """Where the process's generators of random numbers stand now; put back, they draw the same numbers again."""
+    """Where generators of random numbers stand now; put back, they draw the same numbers again.
 
-    def __init__(self) -> None:
-        self._kept = _read(_randomness())
+    Args:
+        generators: of classes in `generator_kinds`; the process's own by default.
+    """
+
+    def __init__(self, generators: Iterable[Any] | None = None) -> None:
+        self._kept = _read(_randomness() if generators is None else map(_of_generator, generators))
 
     def put_back(self) -> None:
         """Have every generator draw on from there."""
@@ -98,6 +102,27 @@ def _randomness() -> Iterator[tuple[Read, Put]]:
         yield np.random.get_state, np.random.set_state  # whatever others draw from
     if torch.cuda.is_initialized():
         yield torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
+
+
+def generator_kinds() -> tuple[type, ...]:
+    """The classes of objects that draw random numbers by themselves."""
+    import torch
+
+    kinds = torch.Generator, random.Random
+    if "numpy.random" not in sys.modules:
+        return kinds
+    import numpy as np
+
+    return *kinds, np.random.Generator, np.random.RandomState, np.random.BitGenerator
+
+
+def _of_generator(generator: Any) -> tuple[Read, Put]:
+    if isinstance(generator, random.Random):
+        return generator.getstate, generator.setstate
+    if hasattr(generator, "get_state"):
+        return generator.get_state, generator.set_state
+    bits = getattr(generator, "bit_generator", generator)
+    return lambda: bits.state, lambda before: setattr(bits, "state", before)
 
 
 def _of_this_thread() -> Iterator[tuple[Read, Put]]:

@@ -23,6 +23,7 @@ _MOST = 100_000  # entries of a container that may change: to look at a larger o
 _DEPTH = 4  # of containers and objects in a slot in which tensors are looked for
 # Packages whose objects hold no state of a variant
 _OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
+_LEAST_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
 _NOTHING = object()  # in a slot that is empty
 
 
@@ -34,6 +35,8 @@ class _Holder(ABC):
         whole: whether all that candidates rebind in it is state, whatever it is.
         compared: whether what candidates leave in it is a part of their outputs.
     """
+
+    is_state_once = True  # what one call alone rebinds may be state: results depend on it
 
     def __init__(self, name: str, *, owner: object = None, whole: bool = False, compared: bool = False) -> None:
         self.name = name
@@ -268,6 +271,43 @@ class _Members(_Variables):
         self._members[name].__delete__(self._held)
 
 
+class _Storages(_Holder):
+    """Of tensors: what assignments to their `data` exchange."""
+
+    is_state_once = False  # a weight is packed by the first call, and a flag says so
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__("storage", compared=True)
+        self._tensors = tensors
+        self._data = {name: tensor.data for name, tensor in tensors.items()}
+        self._before = {name: _place(tensor) for name, tensor in tensors.items()}
+
+    def rebound(self) -> Sequence[Hashable]:
+        return [name for name in self._tensors if not _same(self.value(name), self._before[name])]
+
+    def before(self, key: Any) -> Any:
+        return self._before[key]
+
+    def value(self, key: Any) -> Any:
+        return _place(self._tensors[key])
+
+    def values(self) -> Sequence[Any]:
+        return ()
+
+    def put_back(self, keys: Sequence[Any]) -> None:
+        for name in keys:
+            self._tensors[name].data = self._data[name]
+
+    def note_own(self, key: Any, is_own: Callable[[torch.Tensor], bool]) -> bool:
+        return is_own(self._tensors[key])
+
+    def holds_tensors(self, key: Hashable) -> bool:  # noqa: ARG002
+        return True
+
+    def left(self, key: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        yield key, self._tensors[key].data.contiguous().view(-1)  # as of a buffer that is written in place
+
+
 Slot = tuple[_Holder, Hashable]
 """A holder, and which of its slots."""
 
@@ -322,6 +362,11 @@ class Slots:
         """Note what an object holds in what `__slots__` of its classes name."""
         self._holders.append(_Members(name, held, members))
 
+    def note_storages(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Note where tensors lie."""
+        if tensors:
+            self._holders.append(_Storages(tensors))
+
     def share(self) -> None:
         """Have only slots count from now on that `note_own` tells of: other threads may rebind them, too."""
         self._own = set()
@@ -375,6 +420,8 @@ class Slots:
         """
         slots = {**first, **self.rebound()}
         again = [(h, k) for h, k in slots if h.whole or not _same(h.value(k), first.get((h, k), h.before(k)))]
+        if not first:
+            again = [(h, k) for h, k in again if h.is_state_once]
         state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
         for holder, key in made:
             holder.note_made(key)
@@ -419,6 +466,12 @@ class Slots:
         return ((holder, key) for holder in self._holders for key in holder.rebound())
 
 
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies and how; the storage is held, so that its address is not given away."""
+    layout = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    return tensor.untyped_storage(), tensor.dtype, layout
+
+
 def _identical(a: Any, b: Any) -> bool:
     return all(map(operator.is_, a, b))
 
@@ -453,8 +506,8 @@ def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Ten
         for i, part in enumerate(value):
             yield from _tensors(f"{name}[{i}]", part, depth - 1)
     elif depth and isinstance(value, dict):
-        for key, part in value.items():
-            yield from _tensors(f"{name}.{label(key)}", part, depth - 1)
+        for i, (key, part) in enumerate(value.items()):
+            yield from _tensors(f"{name}.{label(key, i)}", part, depth - 1)
     elif depth and _is_plain_object(type(value)):
         for key, part in _attributes(value).items():
             yield from _tensors(f"{name}.{key}", part, depth - 1)
@@ -499,8 +552,9 @@ def package(value: Any) -> str:
     return (name or "builtins").partition(".")[0]
 
 
-def label(key: Hashable) -> str:
-    """A dict's key in words: a tensor by its address, for what it holds may be large, and on a device."""
-    import torch
-
-    return f"{type(key).__name__} at {id(key):#x}" if isinstance(key, torch.Tensor) else str(key)
+def label(key: Hashable, position: int = 0) -> str:
+    """A dict's key in words, the same in every process: by its position where its own words may hold an address."""
+    parts = key if type(key) is tuple else (key,)
+    if all(type(part) in PLAIN and not (type(part) is int and part >= _LEAST_ADDRESS) for part in parts):
+        return str(key)
+    return f"{type(key).__name__} {position}"

@@ -12,10 +12,12 @@ import sys
 import types
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
+from .process_state import generator_kinds
 from .slots import PLAIN, Slots, is_of_program, label, members_of, package
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # dicts; of a TorchScript module, objects of torch's own kinds
 # Objects of the standard library hold slots of their own (a logger's cache, a queue), but for those that programs fill
 _SLOTS_OF_THEIR_OWN = sys.stdlib_module_names - {"argparse", "builtins", "collections", "functools", "types"}
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _STORES_GLOBALS = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _STORES_CELLS = frozenset(dis.opmap[name] for name in ("STORE_DEREF", "DELETE_DEREF"))
 
@@ -39,7 +42,8 @@ def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
 
     Followed are closures, the globals that a function names, with their attributes that it names where they are modules or
     classes of the program's, bound objects, containers, and attributes of modules and of objects whose classes are the
-    program's own. What is reached by name at run time only is not seen.
+    program's own; and the globals that methods of these name which a bound method names, `forward`, and `__call__`. What
+    is reached by name at run time only is not seen.
     """
     import torch
 
@@ -55,7 +59,8 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
-    generators: list[torch.Generator] = []
+    generators: list[Any] = []
+    kinds = generator_kinds()
     seen: dict[int, Any] = {}
 
     def look_below(value: Any, below: Slots) -> Iterator[torch.Tensor]:
@@ -64,7 +69,7 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
 
     slots = Slots(look_below)
     for name, value in _reached(values, slots, seen=seen):
-        if isinstance(value, torch.Generator):
+        if isinstance(value, kinds):
             generators.append(value)
         elif isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
             tensors.setdefault(name, value)
@@ -137,12 +142,13 @@ def _reached(
     """
     import torch
 
-    kinds = (torch.nn.Module, torch.Tensor, torch.Generator)
+    kinds = (torch.nn.Module, torch.Tensor, *generator_kinds())
     seen = {} if seen is None else seen
     waiting: deque[tuple[str, Any, Slots | None, bool]] = deque()
     for value in values:
         with _whatever_it_raises():
             waiting.append((_name(value), value, slots, False))
+    read: dict[type, set[str]] = {}
     while waiting:
         name, value, noted_in, whole = waiting.popleft()
         if id(value) in seen or id(value) in known or (not optimizers and _is_optimizer(type(value))):
@@ -160,7 +166,11 @@ def _reached(
             whole = _is_optimizer(type(value)) or (whole and issubclass(type(value), _CONTAINERS))
             if noted_in is not None:
                 _note_slots(name, value, noted_in, whole=whole)
-            for inner, part in _parts(name, value):
+            functions = _methods_run(value, read)
+            if noted_in is not None:
+                for function in functions:
+                    _note_globals(function, noted_in)
+            for inner, part in itertools.chain(_parts(name, value), *map(_globals_of, functions)):
                 if type(part) not in PLAIN and id(part) not in seen:
                     waiting.append((inner, part, noted_in, whole))
 
@@ -195,7 +205,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _of_function(name, value)
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
-            yield from ((f"{name}.{label(key)}", v) for key, v in list(value.items()) if type(v) not in PLAIN)
+            entries = enumerate(list(value.items()))
+            yield from ((f"{name}.{label(key, i)}", v) for i, (key, v) in entries if type(v) not in PLAIN)
     elif issubclass(kind, _CONTAINERS):
         if not _all_plain(value):
             yield from ((f"{name}[{i}]", v) for i, v in enumerate(list(value)))
@@ -205,6 +216,57 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _attributes(name, value)
     elif _has_attributes(kind):
         yield from _attributes(name, value)
+
+
+def _methods_run(value: Any, read: dict[type, set[str]]) -> list[types.FunctionType]:
+    """The methods that a call of a bound method runs, or of an object that a call may call, and that were not read yet.
+
+    These are those that its code names, and that theirs name, of the same object and of classes that the program defines.
+
+    Args:
+        read: names of methods looked for, by class: of a hundred layers of one class, that class is read once.
+    """
+    kind, names = type(value), ["forward", "__call__"]
+    if issubclass(kind, types.MethodType):
+        kind, names = type(value.__self__), _names_in(value.__func__)
+    known = read.setdefault(kind, set())
+    names = [key for key in names if key not in known]
+    functions: list[types.FunctionType] = []
+    if names and not _may_hold_methods(kind):
+        known.update(names)
+        return functions
+    for key in names:
+        if key not in known:
+            known.add(key)
+            held = next((vars(base)[key] for base in kind.__mro__ if key in vars(base) and _is_own_code(base)), None)
+            if isinstance(held, property):
+                held = held.fget
+            elif isinstance(held, (staticmethod, classmethod)):
+                held = held.__func__
+            if inspect.isfunction(held) and inspect.isfunction(function := inspect.unwrap(held)):
+                functions.append(function)
+                names += _names_in(function)
+    return functions
+
+
+def _names_in(function: Any) -> list[str]:
+    """What a function's code names, or that of the function which it wraps."""
+    function = inspect.unwrap(function)
+    return [name for code in _codes(function) for name in code.co_names] if inspect.isfunction(function) else []
+
+
+def _may_hold_methods(kind: type) -> bool:
+    import torch
+
+    return issubclass(kind, torch.nn.Module) or _has_attributes(kind)
+
+
+def _is_own_code(kind: type) -> bool:
+    """Whether a class is neither of the standard library nor of an installed package, whose code is large."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return (
+        is_of_program(kind) and package(kind) not in sys.stdlib_module_names and _INSTALLED.isdisjoint(Path(file).parts)
+    )
 
 
 def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
@@ -230,12 +292,18 @@ def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
 
 def _note_variables(name: str, function: types.FunctionType, slots: Slots) -> None:
     """Note the variables that a function, or one inside it, assigns to and does not own."""
-    for code in (codes := _codes(function)):
-        if not _STORES_GLOBALS.isdisjoint(code.co_code[::2]):
-            slots.note_globals(code.co_names, function.__globals__)
+    codes = _note_globals(function, slots)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
     if cells and not all(_STORES_CELLS.isdisjoint(code.co_code[::2]) for code in codes):
         slots.note_cells(name, cells)
+
+
+def _note_globals(function: types.FunctionType, slots: Slots) -> list[types.CodeType]:
+    """Note the globals that a function assigns to. Returns its code, and that of those inside it."""
+    for code in (codes := _codes(function)):
+        if not _STORES_GLOBALS.isdisjoint(code.co_code[::2]):
+            slots.note_globals(code.co_names, function.__globals__)
+    return codes
 
 
 def _all_plain(values: Collection[Any]) -> bool:
@@ -284,10 +352,14 @@ def _of_function(name: str, function: types.FunctionType) -> Iterator[tuple[str,
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # not bound yet
             yield variable, cell.cell_contents
-    for code in _codes(function):
-        yield from _named(code.co_names, function.__globals__)
+    yield from _globals_of(function)
     for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
         yield name, v
+
+
+def _globals_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for code in _codes(function):
+        yield from _named(code.co_names, function.__globals__)
 
 
 def _codes(function: types.FunctionType) -> list[types.CodeType]:

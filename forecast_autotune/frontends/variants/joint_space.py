@@ -14,7 +14,7 @@ from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.signal_handlers import raised_by_signal_handler
-from ...measure.copies import UnportableError, copied_arguments
+from ...measure.copies import UnportableError, run_on_copies
 from ...measure.process_state import preserve_process_state
 from ...measure.state import state_reached
 from ..nested_tuning import NestedTuner, NestedTuning, run_nested
@@ -71,7 +71,7 @@ def combined(variant: Variant, own: Config, tuners: Sequence[NestedTuner], *, mo
 
 
 def tuners_called(variant: Variant, call: Call, name: str) -> tuple[NestedTuner, ...]:
-    """The tuners that a variant calls, from one call on copies of its arguments.
+    """The tuners that a variant calls, from a call on copies of its arguments.
 
     Args:
         name: of all the variants, for the log.
@@ -81,12 +81,9 @@ def tuners_called(variant: Variant, call: Call, name: str) -> tuple[NestedTuner,
     reached = state_reached([variant.function, *call.values])
     try:
         # A variant may have other threads call tuned functions, for which it waits.
-        with (
-            tuning_lock.slow(True),
-            preserve_process_state(),
-            copied_arguments(call.args, call.kwargs, **reached) as (args, kwargs),
-        ):
-            run_nested(nested, variant.call)(*args, **kwargs, **knobs)
+        with tuning_lock.slow(True), preserve_process_state():
+            run = functools.partial(run_nested(nested, variant.call), **knobs)
+            run_on_copies(run, call.args, call.kwargs, **reached)
     except UnportableError as err:
         log.info("%s of %s is not asked for tuners: %s", variant.name, name, err)
     except Exception as err:  # reported when the variant is timed

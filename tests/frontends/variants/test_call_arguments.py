@@ -185,6 +185,19 @@ def test_which_weights_are_frozen_is_part_of_the_key() -> None:
     assert chosen(tuned) == ["for_frozen_bias", "lazily", "lazily", "for_frozen_bias"]
 
 
+@pytest.mark.parametrize("by", [lambda weight: weight, id, lambda weight: (id(weight), "mean")])
+def test_a_dict_by_weights_has_the_same_key_in_every_process(by: Callable[[Any], Any]) -> None:
+    def made() -> tuple[Any, Any]:
+        weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+        means = {by(weight): torch.zeros(4) for weight in weights}
+        tuned = fa.variants([lambda x: x * weights[0] + means[by(weights[0])], lambda x: x + weights[1]])
+        return weights, tuned.job((torch.ones(4),)).workload.key
+
+    (_held, key), (_, other) = made(), made()
+    assert len(key["autograd of weights"]["all but"]) == 2
+    assert key == other
+
+
 def test_gradients_decide_apart_though_the_weights_are_reached_unseen() -> None:
     def weight() -> Any:
         return globals()["UNSEEN"]

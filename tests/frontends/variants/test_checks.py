@@ -24,6 +24,8 @@ from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.measure import state
+from forecast_autotune.measure.state import tensors_reached
 
 torch = pytest.importorskip("torch")
 
@@ -570,6 +572,33 @@ def test_a_variant_that_does_not_rebind_what_the_default_does_is_wrong() -> None
     assert "left Averaging.mean as it was, which the default writes" in failure_of(averaging.tuned, torch.rand(4, 8))
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_storages_that_each_call_exchanges_come_back(others: int) -> None:
+    def averaged(average: Any, weight: Any) -> Any:
+        average.data = average.data * 0.5 + weight.data * 0.5
+        return average + 1
+
+    weight, average = torch.ones(2, 4), torch.zeros(4, 2).t()
+    memory = average.data_ptr()
+
+    def exchanging(x: Any) -> Any:
+        return averaged(average, weight) * x
+
+    def in_place(x: Any) -> Any:
+        return average.mul_(0.5).add_(weight, alpha=0.5).add(1) * x
+
+    def forgetful(x: Any) -> Any:
+        return averaged(average.clone(), weight) * x
+
+    tuned = fa.variants([slowed(exchanging), in_place, forgetful], name="averaged")
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        x = torch.ones(2, 4)
+        assert "left average as it was, which the default writes" in failure_of(tuned, x)
+    assert (average.unique().tolist(), chosen(tuned), average.data_ptr()) == ([0.5], "in_place", memory)
+    assert torch.equal(tuned(x), torch.full((2, 4), 1.75))
+
+
 def test_what_the_first_call_makes_is_not_made_again_while_timed_nor_compared() -> None:
     class Keeping:
         table: Any = None
@@ -655,6 +684,49 @@ def test_variables_and_slots_come_back() -> None:
     assert (float(COUNT), float(local)) == (1.0, 1.0)
     assert torch.equal(pair.left, x * 2)
     assert not hasattr(pair, "right")
+
+
+TOTAL = torch.zeros(1)
+MEAN = {"now": torch.zeros(8)}
+
+
+class Summing(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        TOTAL.add_(1)
+        return x * 2
+
+
+class Helped(torch.nn.Module):
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Summing() for _ in range(depth))
+
+    def slow(self, x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return self.quick(x)
+
+    def quick(self, x: Any) -> Any:
+        self.update(x)
+        return self.layers[0](x) + MEAN["now"]
+
+    def update(self, x: Any) -> None:
+        self._store(x)
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _store(self, x: Any) -> None:
+        MEAN["now"] = MEAN["now"] + x
+
+
+def test_globals_that_helpers_and_inner_modules_name_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone()
+    helped, read = Helped(depth=50), []
+    names_in = state._names_in
+    monkeypatch.setattr(state, "_names_in", lambda function: read.append(function) or names_in(function))
+    assert any(t is TOTAL for t in tensors_reached([helped.quick]).values())
+    assert len(read) < 10, "a class's code is read once"
+    tuned, x = fa.variants([helped.slow, helped.quick], name="helped"), torch.ones(8)
+    assert [float(tuned(x)[0]) for _ in range(2)] == [3.0, 4.0]
+    assert (float(TOTAL), float(MEAN["now"][0]), chosen(tuned)) == (2.0, 2.0, "quick")
 
 
 class Pair:
@@ -921,6 +993,34 @@ def test_an_optimizer_steps_once(make: Any, others: int) -> None:
     torch.testing.assert_close(trained(tuned=True), trained(tuned=False))
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_state_is_as_after_one_call_where_tuners_are_called(others: int) -> None:
+    def called(tuned: bool) -> tuple[Any, ...]:
+        double: Any = (
+            fa.variants([slowed(lambda x: x * 2), lambda x: x + x], name="double") if tuned else lambda x: x * 2
+        )
+        weight, packed = torch.nn.Parameter(torch.ones(8)), itertools.count()
+        optimizer = torch.optim.AdamW([weight], lr=0.1)
+        held: dict[str, Any] = {"seen": torch.zeros(0, 8), "table": None}
+
+        def step(x: Any) -> Any:
+            if held["table"] is None:
+                held["table"] = torch.full((8,), float(next(packed)))
+            held["seen"] = torch.cat([held["seen"], double(x)[None]])
+            optimizer.zero_grad()
+            (weight * x).sum().backward()
+            optimizer.step()
+            return held["seen"].sum(0) + held["table"]
+
+        call = fa.variants([slowed(step), step], name="stepping") if tuned else step
+        results = [call(torch.ones(8)) for _ in range(2)]
+        return results, held, weight, list(optimizer.state.values()), next(packed)
+
+    with ThreadPoolExecutor(1) as pool:
+        [pool.submit(int).result() for _ in range(others)]
+        torch.testing.assert_close(called(tuned=True), called(tuned=False))
+
+
 # What cannot be copied ----------------------------------------------------------------------------------------------
 
 
@@ -962,6 +1062,23 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
     )
     assert torch.equal(held(torch.zeros(4)), torch.rand(4, generator=untuned))
     assert torch.equal(drawn.get_state(), untuned.get_state())
+
+
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (random.Random, lambda source: source.random()),
+        (np.random.default_rng, lambda source: source.random()),
+        (np.random.RandomState, lambda source: source.rand()),
+        (np.random.PCG64, lambda source: int(source.random_raw()) >> 20),
+    ],
+)
+def test_a_generator_that_is_reached_is_drawn_from_once(make: Callable[[int], Any], draw: Callable[[Any], Any]) -> None:
+    drawn, untuned = make(7), make(7)
+    tuned = fa.variants([slowed(lambda x: x + draw(drawn)), lambda x: draw(drawn) + x], name="drawing")
+    x = torch.zeros(1, dtype=torch.float64)
+    assert [float(tuned(x)) for _ in range(3)] == [draw(untuned) for _ in range(3)]
+    assert chosen(tuned) == "<lambda>"
 
 
 @pytest.mark.parametrize("others", [0, 1])
