@@ -280,7 +280,7 @@ class EventClock:
         """
         each_us = 0.0 if self._has_caught_up or math.isinf(self._between_us) else least_us + self._between_us
         times_us, was_behind = self._queued(launch, count, self._lead_s(count, each_us))
-        if each_us and not was_behind:  # what it waited for may be in the times
+        if count > 1 and each_us and not was_behind:  # what it waited for may be in the times
             self._has_caught_up = True
             times_us, _ = self._queued(launch, count, self._lead_s(count, 0.0))
         return times_us
