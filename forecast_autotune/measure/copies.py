@@ -309,7 +309,7 @@ def run_on_copies(run: Callable[..., object], args: Sequence[Any], kwargs: Mappi
     Where it rebinds slots it is made twice: state are those that the second call rebinds again.
     """
     arguments = CopiedArguments(args, kwargs, **others)
-    slots, first, made = arguments.slots, {}, None
+    slots, first, made = arguments.slots, {}, []
 
     def run_once() -> None:
         args, kwargs = arguments.values()
@@ -319,12 +319,12 @@ def run_on_copies(run: Callable[..., object], args: Sequence[Any], kwargs: Mappi
     try:
         run_once()
         if rebound := slots.rebound():
-            made = FirstMade(slots, rebound)
+            first_made = FirstMade(slots, rebound)
             arguments.reset()
             run_once()
-            first = rebound
+            first, made = rebound, first_made.changed()
     finally:
-        slots.note_state(first, arguments.has_written, made.changed() if first and made is not None else ())
+        slots.note_state(first, arguments.has_written, made)
         arguments.release()
 
 

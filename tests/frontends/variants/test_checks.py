@@ -1088,9 +1088,9 @@ def test_dropout_is_drawn_as_in_a_single_call(others: int) -> None:
     x, w = torch.rand(64, 64), torch.rand(64, 64, requires_grad=True)
 
     def wide(x: Any) -> Any:
-        return torch.dropout((x @ w).relu(), 0.5, True)
+        return torch.dropout((x * w).relu(), 0.5, True)
 
-    tuned = fa.variants([slowed(wide), lambda x: torch.dropout(torch.mm(x, w).clamp(min=0), 0.5, True)])
+    tuned = fa.variants([slowed(wide), lambda x: torch.dropout(torch.mul(x, w).clamp(min=0), 0.5, True)])
     with ThreadPoolExecutor(1) as pool:
         [pool.submit(int).result() for _ in range(others)]
         torch.manual_seed(7)
