@@ -231,10 +231,6 @@ class Buffers:
             buffer.touched |= buffer.differs()
         return [b for b in self.buffers if b.touched]
 
-    def has_written(self, tensor: torch.Tensor) -> bool:  # noqa: ARG002
-        """Whether the last run wrote to where a tensor lies that it reaches otherwise than as an argument."""
-        return False
-
     def overrun(self) -> str | None:
         """What was written outside of the arguments, in words; None if nothing was.
 

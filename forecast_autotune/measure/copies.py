@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ..errors import AutotuneError
 from ..processes.machine import usable_memory_bytes
 from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_of
-from .first_made import FirstMade
 from .operator_writes import operator_writes
 from .outputs import Gradients, gradients_of
 from .process_state import RandomState, is_only_thread
@@ -157,10 +156,6 @@ class CopiedArguments(Buffers):
                 yield
         finally:
             self.slots.note_own(lambda tensor: kind_without_copy(tensor) is None and _key(tensor) in own)
-
-    def has_written(self, tensor: torch.Tensor) -> bool:
-        """See `Buffers.has_written`."""
-        return kind_without_copy(tensor) is None and any(b.touched for b in self._state_in.get(_key(tensor), ()))
 
     def learn_compiled_writes(self, run: Callable[[], object]) -> None:
         """See `Buffers.learn_compiled_writes`: the code is run as plain Python."""
@@ -309,7 +304,7 @@ def run_on_copies(run: Callable[..., object], args: Sequence[Any], kwargs: Mappi
     Where it rebinds slots it is made twice: state are those that the second call rebinds again.
     """
     arguments = CopiedArguments(args, kwargs, **others)
-    slots, first, made = arguments.slots, {}, []
+    slots, first, grown = arguments.slots, {}, []
 
     def run_once() -> None:
         args, kwargs = arguments.values()
@@ -319,12 +314,12 @@ def run_on_copies(run: Callable[..., object], args: Sequence[Any], kwargs: Mappi
     try:
         run_once()
         if rebound := slots.rebound():
-            first_made = FirstMade(slots, rebound)
+            made = slots.sizes(rebound)
             arguments.reset()
             run_once()
-            first, made = rebound, first_made.changed()
+            first, grown = rebound, slots.grown(made)
     finally:
-        slots.note_state(first, arguments.has_written, made)
+        slots.note_state(first, grown)
         arguments.release()
 
 

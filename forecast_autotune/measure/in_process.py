@@ -19,7 +19,6 @@ from .buffers import Buffer, Buffers, equal, load_kernels, memory_of, nudged, re
 from .checks import close, disagreement
 from .clocks import Clock, CpuClock, Launch, cuda_clock
 from .copies import BorrowedArguments, CopiedArguments, Values
-from .first_made import FirstMade
 from .outputs import Outputs, OutputsError, has_tensors, outputs_of, shared_memory
 from .process_state import RandomState, preserve_process_state
 
@@ -97,39 +96,29 @@ class InProcessAttempt:
     def _first_of_all(self, *, compared: bool) -> Outputs | None:
         """Run the first candidate and see what it writes, and which of the slots that it rebinds are state.
 
-        State are those that a second call rebinds again, or changes in what the first has made for them; all are, where
+        State are those that a second call rebinds again, or adds to in what the first has made for them; all are, where
         results depend on what the first has put there.
         """
-        slots, has_written = self._arguments.slots, self._arguments.has_written
+        slots = self._arguments.slots
         if not slots:
             return self._once(compared=compared, detect=True)
         outputs = self._anew(compared=compared)
         if not (first := slots.rebound()):
             return outputs
-        with self._no_answer_from_errors():
-            made = FirstMade(slots, first)
-            again = self._anew(compared=compared)
-            slots.note_state(first, has_written, made.changed())
-            if slots.have_state:
-                again = self._on_state(compared=compared)
-            if not compared or _alike(again, outputs):
-                return again
-        slots.note_state({}, has_written)
-        return self._on_state(compared=compared)
-
-    def _on_state(self, *, compared: bool) -> Outputs | None:
-        """Run it on state put back. Where it raises, more is: flags that tell of the state, beside it or elsewhere."""
-        slots = self._arguments.slots
-        narrow = slots.state
-        for more in (slots.beside_state, slots.rebound):
-            with self._no_answer_from_errors():
-                return self._anew(compared=compared)
-            slots.state = [*narrow, *more()]
         try:
-            return self._anew(compared=compared)
-        except BaseException:
-            slots.state = narrow
-            raise
+            made = slots.sizes(first)
+            again = self._anew(compared=compared)
+            slots.note_state(first, slots.grown(made))
+            if slots.have_state:
+                again = self._anew(compared=compared)
+            depends = compared and not _alike(again, outputs)
+        except (Exception, SystemExit) as err:
+            self._no_answer(err)
+            depends = True
+        if depends:
+            slots.note_state({})
+            again = self._anew(compared=compared)
+        return again
 
     def _anew(self, *, compared: bool) -> Outputs | None:
         """Run it as though no run had been before, but for what stays in slots."""
@@ -212,13 +201,6 @@ class InProcessAttempt:
             self._no_answer(err)
         same = all(equal(memory_of(t), before) for t, before in zip(shared, left, strict=True))
         return _versions(shared) != counted or not same
-
-    @contextlib.contextmanager
-    def _no_answer_from_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (Exception, SystemExit) as err:
-            self._no_answer(err)
 
     def _no_answer(self, err: BaseException) -> None:
         """After an error in a run that was only to show something: no failure, unless the device is lost."""

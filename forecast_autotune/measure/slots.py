@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import operator
-import sys
 import types
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-from ..core.signal_handlers import raised_by_signal_handler
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -20,11 +18,12 @@ if TYPE_CHECKING:
 _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
-_DEPTH = 4  # of containers and objects in a slot in which tensors are looked for
-# Packages whose objects hold no state of a variant
-_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
+_DEPTH = 4  # of containers in a slot in which tensors are looked for
 _LEAST_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
 _NOTHING = object()  # in a slot that is empty
+
+Whole = bool | Literal["numbers"]
+"""How much of an object is state: nothing but what holds tensors, all, or numbers and what holds tensors."""
 
 
 class _Holder(ABC):
@@ -32,13 +31,13 @@ class _Holder(ABC):
 
     Args:
         owner: the object whose slots these are, where there are more of its; itself if not given.
-        whole: whether all that candidates rebind in it is state, whatever it is.
+        whole: whether all that candidates rebind in it is state, whatever it is; or numbers alone, where it is "numbers".
         compared: whether what candidates leave in it is a part of their outputs.
     """
 
     is_state_once = True  # what one call alone rebinds may be state: results depend on it
 
-    def __init__(self, name: str, *, owner: object = None, whole: bool = False, compared: bool = False) -> None:
+    def __init__(self, name: str, *, owner: object = None, whole: Whole = False, compared: bool = False) -> None:
         self.name = name
         self._owner = owner
         self.whole, self.compared = whole, compared
@@ -61,20 +60,18 @@ class _Holder(ABC):
         """What a slot holds now; of a list, all of it."""
 
     @abstractmethod
-    def values(self) -> Sequence[Any]:
-        """What all of them hold now."""
-
-    @abstractmethod
     def put_back(self, keys: Sequence[Hashable]) -> None:
         """Have slots hold what they did."""
-
-    def holds(self, is_so: Callable[[torch.Tensor], bool]) -> bool:
-        """Whether it holds a tensor of which something is true."""
-        return any(is_so(tensor) for value in self.values() for tensor in _tensors_in(value))
 
     def note_own(self, key: Hashable, is_own: Callable[[torch.Tensor], bool]) -> bool:
         """Whether a slot holds a tensor that a candidate has made."""
         return any(is_own(tensor) for _, tensor in self.left(key))
+
+    def is_state(self, key: Hashable) -> bool:
+        """Whether a slot that each call rebinds is state."""
+        if self.whole == "numbers" and not (_is_numeric(self.value(key)) and _is_numeric(self.before(key))):
+            return self.holds_tensors(key)
+        return bool(self.whole) or self.holds_tensors(key)
 
     def holds_tensors(self, key: Hashable) -> bool:
         """Whether a slot holds tensors, or did."""
@@ -95,7 +92,7 @@ class _Holder(ABC):
 class _Entries(_Holder):
     """A dict: of an object's attributes, or any other."""
 
-    def __init__(self, name: str, held: dict[Any, Any], *, owner: object, whole: bool, compared: bool) -> None:
+    def __init__(self, name: str, held: dict[Any, Any], *, owner: object, whole: Whole, compared: bool) -> None:
         super().__init__(name, owner=owner, whole=whole, compared=compared)
         self._held = held
         # An ordered one keeps its order beside its entries.
@@ -119,9 +116,6 @@ class _Entries(_Holder):
     def value(self, key: Hashable) -> Any:
         return dict.get(self._held, key, _NOTHING)
 
-    def values(self) -> Sequence[Any]:
-        return list(dict.copy(self._held).values())
-
     def put_back(self, keys: Sequence[Hashable]) -> None:
         for key in keys:
             if key in self._before:
@@ -137,7 +131,7 @@ class _Entries(_Holder):
 class _Items(_Holder):
     """A list, a deque or a set, which is one slot; what is added to it and holds no tensor stays, unless all is state."""
 
-    def __init__(self, name: str, held: Any, *, whole: bool) -> None:
+    def __init__(self, name: str, held: Any, *, whole: Whole) -> None:
         super().__init__(name, whole=whole)
         self._held = held
         self._kind: Any = next(kind for kind in (list, deque, set) if isinstance(held, kind))
@@ -159,9 +153,6 @@ class _Items(_Holder):
         return self._before
 
     def value(self, key: Hashable) -> Any:  # noqa: ARG002
-        return self._items()
-
-    def values(self) -> Sequence[Any]:
         return self._items()
 
     def put_back(self, keys: Sequence[Hashable]) -> None:
@@ -198,9 +189,6 @@ class _Variables(_Holder):
 
     def before(self, key: Any) -> Any:
         return self._before[key]
-
-    def values(self) -> Sequence[Any]:
-        return [self.value(name) for name in self._before]
 
     def put_back(self, keys: Sequence[Any]) -> None:
         for name in keys:
@@ -291,9 +279,6 @@ class _Storages(_Holder):
     def value(self, key: Any) -> Any:
         return _place(self._tensors[key])
 
-    def values(self) -> Sequence[Any]:
-        return ()
-
     def put_back(self, keys: Sequence[Any]) -> None:
         for name in keys:
             self._tensors[name].data = self._data[name]
@@ -316,15 +301,15 @@ class Slots:
     """The slots that candidates reach, with what they held.
 
     State are those that hold tensors, where each call rebinds them or what a call produces depends on them, and numbers
-    that each call changes, such as a position, beside them or beside tensors that it writes to. State is put back before
-    every run. All others stay as candidates leave them: tables that the first call makes, flags that say that it did, files
-    and handles.
+    beside them that each call changes, such as a position. So are caches that the first call makes and later ones add to.
+    State is put back before every run. All others stay as candidates leave them: tables that the first call makes, flags
+    that say that it did, files and handles.
 
     Args:
-        look_below: the tensors that a value holds and that were not reached before; slots on the way are noted.
+        look_below: the tensors that a value holds and that were not reached before.
     """
 
-    def __init__(self, look_below: Callable[[Any, Slots], Iterable[torch.Tensor]] = lambda *_: ()) -> None:
+    def __init__(self, look_below: Callable[[Any], Iterable[torch.Tensor]] = lambda _: ()) -> None:
         self._look_below = look_below
         self._holders: list[_Holder] = []
         self._own: set[Slot] | None = None  # that candidates were seen to rebind; None if all changes are theirs
@@ -339,13 +324,13 @@ class Slots:
         return bool(self._state)
 
     def note_entries(
-        self, name: str, held: Any, *, owner: object = None, whole: bool = False, compared: bool = False
+        self, name: str, held: Any, *, owner: object = None, whole: Whole = False, compared: bool = False
     ) -> None:
         """Note a dict, an object's or another, unless it is a large table."""
         if isinstance(held, dict) and len(held) <= _MOST:
             self._holders.append(_Entries(name, held, owner=owner, whole=whole, compared=compared))
 
-    def note_items(self, name: str, held: Any, *, whole: bool = False) -> None:
+    def note_items(self, name: str, held: Any, *, whole: Whole = False) -> None:
         """Note a list, a deque or a set, unless it is a large table."""
         if len(held) <= _MOST:
             self._holders.append(_Items(name, held, whole=whole))
@@ -374,79 +359,54 @@ class Slots:
     def note_own(self, is_own: Callable[[torch.Tensor], bool]) -> None:
         """After a run: those slots are a candidate's that hold a tensor now which it was given, or has made or written.
 
-        So are, in the same object, numbers, and slots that hold what such a slot held before: two were swapped. Numbers are
-        so beside any tensor that it has written.
+        So are numbers beside them, and slots of the same object that hold what such a slot held before: two were swapped.
         """
         if self._own is None:
             return
         changed = list(self._changed())
-        self._own.update((holder, key) for holder, key in changed if holder.whole or holder.note_own(key, is_own))
+        self._own.update(
+            (holder, key)
+            for holder, key in changed
+            if holder.whole or holder.note_own(key, is_own) or any(map(is_own, self._look_below(holder.value(key))))
+        )
+        holders = {holder for holder, _ in self._own}
         before: dict[int, set[int]] = {}
         for holder, key in self._own:
             before.setdefault(id(holder.owner), set()).update(map(id, _tensors_in(holder.before(key))))
         for holder, key in changed:
             were = before.get(id(holder.owner), set())
-            if holder.is_number(key):
-                is_own_too = id(holder.owner) in before or holder.holds(is_own)
-            else:
-                is_own_too = any(id(tensor) in were for tensor in _tensors_in(holder.value(key)))
-            if is_own_too:
+            is_swapped = any(id(tensor) in were for tensor in _tensors_in(holder.value(key)))
+            if is_swapped or (holder in holders and holder.is_number(key)):
                 self._own.add((holder, key))
 
     def rebound(self) -> dict[Slot, Any]:
         """The slots that candidates have rebound, with what they hold now."""
         return {(h, k): h.value(k) for h, k in self._changed() if self._own is None or (h, k) in self._own}
 
-    def below(self, value: Any) -> tuple[Slots, list[torch.Tensor]]:
-        """What a value holds that was not reached when these slots were noted."""
-        slots = Slots()
-        return slots, list(self._look_below(value, slots))
+    def sizes(self, slots: Iterable[Slot]) -> dict[Slot, int]:
+        """How many elements the tensors have that lie below slots now, of those that were not reached at first."""
+        return {slot: sum(tensor.numel() for tensor in self._look_below(slot[0].value(slot[1]))) for slot in slots}
 
-    def rebinds_tensors(self) -> bool:
-        """Whether candidates have rebound one that holds tensors, or any of an optimizer."""
-        return any(holder.whole or holder.holds_tensors(key) for holder, key in self._changed())
+    def grown(self, sizes: Mapping[Slot, int]) -> list[Slot]:
+        """The slots below which there are more elements now."""
+        return [slot for slot, size in self.sizes(sizes).items() if size > sizes[slot]]
 
-    def note_state(
-        self,
-        first: Mapping[Slot, Any],
-        is_written: Callable[[torch.Tensor], bool],
-        made: Sequence[Slot] = (),
-    ) -> None:
+    def note_state(self, first: Mapping[Slot, Any], grown: Sequence[Slot] = ()) -> None:
         """After a second run: those are state that it has rebound, too, after the first left this in them.
 
         Args:
-            is_written: whether a run writes to a tensor.
-            made: slots for which the first run has made something that the second has changed: they are state, too.
+            grown: slots for which the first run has made something that the second has added tensors to: state, too.
         """
         slots = {**first, **self.rebound()}
         again = [(h, k) for h, k in slots if h.whole or not _same(h.value(k), first.get((h, k), h.before(k)))]
         if not first:
             again = [(h, k) for h, k in again if h.is_state_once]
-        state = [(holder, key) for holder, key in again if holder.whole or holder.holds_tensors(key)]
-        for holder, key in made:
+        state = [(holder, key) for holder, key in again if holder.is_state(key)]
+        for holder, key in grown:
             holder.note_made(key)
-        state += made
-        owners = {id(holder.owner) for holder, _ in state}
-        put = {id(tensor) for holder, key in state for tensor in _tensors_in(holder.value(key))}
-        numbers = [(holder, key) for holder, key in again if holder.is_number(key)]
-        state += [
-            (h, k) for h, k in numbers if id(h.owner) in owners or h.holds(lambda t: id(t) in put or is_written(t))
-        ]
-        self._state.update(dict.fromkeys(state))
-
-    @property
-    def state(self) -> Sequence[Slot]:
-        """Those that are put back before every run."""
-        return list(self._state)
-
-    @state.setter
-    def state(self, slots: Sequence[Slot]) -> None:
-        self._state = dict.fromkeys(slots)
-
-    def beside_state(self) -> list[Slot]:
-        """What else runs have rebound in the objects that hold state: flags, say, which tell that it was made."""
-        owners = {id(holder.owner) for holder, _ in self._state}
-        return [(holder, key) for holder, key in self._changed() if id(holder.owner) in owners]
+        holders = {holder for holder, _ in state}
+        state += [(holder, key) for holder, key in again if holder in holders and holder.is_number(key)]
+        self._state.update(dict.fromkeys([*state, *grown]))
 
     def left(self) -> list[tuple[str, torch.Tensor]]:
         """The tensors that a run has put in modules' buffers that are state, by name."""
@@ -497,7 +457,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in containers and in the program's own objects, but for modules, to some depth, by name."""
+    """The tensors in containers, and in dataclasses of tensors, to some depth, by name."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -508,53 +468,32 @@ def _tensors(name: str, value: Any, depth: int) -> Iterator[tuple[str, torch.Ten
     elif depth and isinstance(value, dict):
         for i, (key, part) in enumerate(value.items()):
             yield from _tensors(f"{name}.{label(key, i)}", part, depth - 1)
-    elif depth and _is_plain_object(type(value)):
-        for key, part in _attributes(value).items():
+    elif depth and is_dataclass(type(value)) and _is_data(parts := _fields(value)):
+        for key, part in parts.items():
             yield from _tensors(f"{name}.{key}", part, depth - 1)
 
 
-def _is_plain_object(kind: type) -> bool:
-    """Whether a class is the program's own, and one that holds what it is given."""
+def _is_numeric(value: Any) -> bool:
+    return type(value) in _NUMBERS or (type(value) in (list, tuple) and all(map(_is_numeric, value)))
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name, None) for field in fields(value)}
+
+
+def _is_data(parts: Mapping[str, Any]) -> bool:
+    """Whether an object holds tensors and nothing else: no handle, and no number that stands for one."""
     import torch
 
-    is_other = issubclass(kind, (type, types.ModuleType, types.FunctionType, torch.nn.Module))
-    return not is_other and is_of_program(kind) and package(kind) not in sys.stdlib_module_names
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds in its dict and in what `__slots__` name; of a proxy that stands for nothing yet, nothing."""
-    try:
-        held = dict(getattr(value, "__dict__", {}))
-    except Exception as err:
-        if raised_by_signal_handler(err):
-            raise
-        return {}
-    for key, member in members_of(type(value)).items():
-        with contextlib.suppress(AttributeError):  # a slot that holds nothing
-            held[key] = member.__get__(value)
-    return held
-
-
-def members_of(kind: type) -> dict[str, types.MemberDescriptorType]:
-    """What `__slots__` of a class name, where the class that names it is the program's own."""
-    bases = [base for base in kind.__mro__ if is_of_program(base)]
-    return {k: v for base in bases for k, v in list(vars(base).items()) if type(v) is types.MemberDescriptorType}
-
-
-def is_of_program(value: Any) -> bool:
-    """Whether a class, a function or a module is none of a package whose objects hold no state of a variant."""
-    return package(value) not in _OTHERS
-
-
-def package(value: Any) -> str:
-    """Where a class, a function or a module comes from."""
-    name = value.__name__ if issubclass(type(value), types.ModuleType) else getattr(value, "__module__", None)
-    return (name or "builtins").partition(".")[0]
+    return all(part is None or isinstance(part, (torch.Tensor, list, tuple)) for part in parts.values())
 
 
 def label(key: Hashable, position: int = 0) -> str:
     """A dict's key in words, the same in every process: by its position where its own words may hold an address."""
+    import torch
+
     parts = key if type(key) is tuple else (key,)
-    if all(type(part) in PLAIN and not (type(part) is int and part >= _LEAST_ADDRESS) for part in parts):
+    told = (*PLAIN, torch.dtype, torch.device, Enum)
+    if all(isinstance(part, told) and not (isinstance(part, int) and part >= _LEAST_ADDRESS) for part in parts):
         return str(key)
     return f"{type(key).__name__} {position}"

@@ -12,13 +12,12 @@ import sys
 import types
 from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from .copies import kind_without_copy
-from .process_state import generator_kinds
-from .slots import PLAIN, Slots, is_of_program, label, members_of, package
+from .process_state import generator_kinds, is_only_thread
+from .slots import PLAIN, Slots, Whole, label
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +27,12 @@ log = logging.getLogger(__name__)
 _MOST = 1_000_000  # objects looked at; a mixture of experts of 20,000 modules has 200,000
 # But for these and classes derived from them: schedulers and gradient scalers, too
 _OPTIMIZERS = ("torch.optim.", "torch.amp.", "torch.cuda.amp.")
+# Packages whose objects hold no state of a variant
+_OTHERS = ("torch", "triton", "numpy", "forecast_autotune", "builtins")
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _OF_MODULES = ("_parameters", "_buffers", "_modules")  # dicts; of a TorchScript module, objects of torch's own kinds
 # Objects of the standard library hold slots of their own (a logger's cache, a queue), but for those that programs fill
 _SLOTS_OF_THEIR_OWN = sys.stdlib_module_names - {"argparse", "builtins", "collections", "functools", "types"}
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 _STORES_GLOBALS = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _STORES_CELLS = frozenset(dis.opmap[name] for name in ("STORE_DEREF", "DELETE_DEREF"))
 
@@ -42,8 +42,7 @@ def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
 
     Followed are closures, the globals that a function names, with their attributes that it names where they are modules or
     classes of the program's, bound objects, containers, and attributes of modules and of objects whose classes are the
-    program's own; and the globals that methods of these name which a bound method names, `forward`, and `__call__`. What
-    is reached by name at run time only is not seen.
+    program's own. What is reached by name at run time only is not seen.
     """
     import torch
 
@@ -60,11 +59,13 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
 
     tensors: dict[str, torch.Tensor] = {}
     generators: list[Any] = []
-    kinds = generator_kinds()
+    kinds = (
+        generator_kinds() if is_only_thread() else (torch.Generator,)
+    )  # Python's and NumPy's may be another thread's, too
     seen: dict[int, Any] = {}
 
-    def look_below(value: Any, below: Slots) -> Iterator[torch.Tensor]:
-        met = (v for _, v in _reached([value], below, known=seen))
+    def look_below(value: Any) -> Iterator[torch.Tensor]:
+        met = (v for _, v in _reached([value], known=seen))
         return (v for v in met if isinstance(v, torch.Tensor) and kind_without_copy(v) is None)
 
     slots = Slots(look_below)
@@ -148,7 +149,6 @@ def _reached(
     for value in values:
         with _whatever_it_raises():
             waiting.append((_name(value), value, slots, False))
-    read: dict[type, set[str]] = {}
     while waiting:
         name, value, noted_in, whole = waiting.popleft()
         if id(value) in seen or id(value) in known or (not optimizers and _is_optimizer(type(value))):
@@ -160,17 +160,13 @@ def _reached(
         if issubclass(type(value), kinds):
             yield name, value
         with _whatever_it_raises():
-            if package(type(value)) in _SLOTS_OF_THEIR_OWN:
+            if _package(type(value)) in _SLOTS_OF_THEIR_OWN:
                 noted_in = None
             # Of what an optimizer holds, other objects than containers are state by themselves, or not.
             whole = _is_optimizer(type(value)) or (whole and issubclass(type(value), _CONTAINERS))
             if noted_in is not None:
                 _note_slots(name, value, noted_in, whole=whole)
-            functions = _methods_run(value, read)
-            if noted_in is not None:
-                for function in functions:
-                    _note_globals(function, noted_in)
-            for inner, part in itertools.chain(_parts(name, value), *map(_globals_of, functions)):
+            for inner, part in _parts(name, value):
                 if type(part) not in PLAIN and id(part) not in seen:
                     waiting.append((inner, part, noted_in, whole))
 
@@ -201,7 +197,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif issubclass(kind, types.MethodType):
         yield from ((_name(value.__self__), value.__self__), (name, value.__func__))
     elif issubclass(kind, types.FunctionType):
-        if is_of_program(value):
+        if _is_of_program(value):
             yield from _of_function(name, value)
     elif issubclass(kind, dict):
         if not _all_plain(value.values()):
@@ -218,92 +214,39 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _attributes(name, value)
 
 
-def _methods_run(value: Any, read: dict[type, set[str]]) -> list[types.FunctionType]:
-    """The methods that a call of a bound method runs, or of an object that a call may call, and that were not read yet.
-
-    These are those that its code names, and that theirs name, of the same object and of classes that the program defines.
-
-    Args:
-        read: names of methods looked for, by class: of a hundred layers of one class, that class is read once.
-    """
-    kind, names = type(value), ["forward", "__call__"]
-    if issubclass(kind, types.MethodType):
-        kind, names = type(value.__self__), _names_in(value.__func__)
-    known = read.setdefault(kind, set())
-    names = [key for key in names if key not in known]
-    functions: list[types.FunctionType] = []
-    if names and not _may_hold_methods(kind):
-        known.update(names)
-        return functions
-    for key in names:
-        if key not in known:
-            known.add(key)
-            held = next((vars(base)[key] for base in kind.__mro__ if key in vars(base) and _is_own_code(base)), None)
-            if isinstance(held, property):
-                held = held.fget
-            elif isinstance(held, (staticmethod, classmethod)):
-                held = held.__func__
-            if inspect.isfunction(held) and inspect.isfunction(function := inspect.unwrap(held)):
-                functions.append(function)
-                names += _names_in(function)
-    return functions
-
-
-def _names_in(function: Any) -> list[str]:
-    """What a function's code names, or that of the function which it wraps."""
-    function = inspect.unwrap(function)
-    return [name for code in _codes(function) for name in code.co_names] if inspect.isfunction(function) else []
-
-
-def _may_hold_methods(kind: type) -> bool:
-    import torch
-
-    return issubclass(kind, torch.nn.Module) or _has_attributes(kind)
-
-
-def _is_own_code(kind: type) -> bool:
-    """Whether a class is neither of the standard library nor of an installed package, whose code is large."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return (
-        is_of_program(kind) and package(kind) not in sys.stdlib_module_names and _INSTALLED.isdisjoint(Path(file).parts)
-    )
-
-
 def _note_slots(name: str, value: Any, slots: Slots, *, whole: bool) -> None:
-    """Note the slots of one object; `whole`: an optimizer's, or of a container in it."""
+    """Note the slots of one object; `whole`: an optimizer's, or of a container in it.
+
+    Of a class derived from an optimizer's numbers are state, and no flags and handles: these tell of what is done once.
+    """
     import torch
 
     kind = type(value)
+    of_attributes: Whole = "numbers" if whole and _is_of_program(kind) else whole
     if issubclass(kind, dict):
         slots.note_entries(name, value, whole=whole)
     elif issubclass(kind, (list, set, deque)):
         slots.note_items(name, value, whole=whole)
     elif issubclass(kind, types.FunctionType):
-        if is_of_program(value):
+        if _is_of_program(value):
             _note_variables(name, value, slots)
     elif issubclass(kind, torch.nn.Module) or _has_attributes(kind):
-        slots.note_entries(name, getattr(value, "__dict__", None), owner=value, whole=whole)
+        slots.note_entries(name, getattr(value, "__dict__", None), owner=value, whole=of_attributes)
         if issubclass(kind, torch.nn.Module):
             for held in _OF_MODULES:
                 slots.note_entries(name, getattr(value, held), owner=value, compared=held == "_buffers")
-        if members := members_of(kind):
+        if members := _members_of(kind):
             slots.note_members(name, value, members)
 
 
 def _note_variables(name: str, function: types.FunctionType, slots: Slots) -> None:
     """Note the variables that a function, or one inside it, assigns to and does not own."""
-    codes = _note_globals(function, slots)
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
-    if cells and not all(_STORES_CELLS.isdisjoint(code.co_code[::2]) for code in codes):
-        slots.note_cells(name, cells)
-
-
-def _note_globals(function: types.FunctionType, slots: Slots) -> list[types.CodeType]:
-    """Note the globals that a function assigns to. Returns its code, and that of those inside it."""
     for code in (codes := _codes(function)):
         if not _STORES_GLOBALS.isdisjoint(code.co_code[::2]):
             slots.note_globals(code.co_names, function.__globals__)
-    return codes
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    if cells and not all(_STORES_CELLS.isdisjoint(code.co_code[::2]) for code in codes):
+        slots.note_cells(name, cells)
 
 
 def _all_plain(values: Collection[Any]) -> bool:
@@ -313,7 +256,7 @@ def _all_plain(values: Collection[Any]) -> bool:
 
 def _has_attributes(kind: type) -> bool:
     """Whether objects of a class, of none above, may hold state of a variant in their attributes."""
-    is_state = is_of_program(kind) or _is_optimizer(kind)
+    is_state = _is_of_program(kind) or _is_optimizer(kind)
     return is_state and not issubclass(kind, (type, types.ModuleType))
 
 
@@ -337,11 +280,11 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if issubclass(type(value), torch.nn.Module):
         own = [(key, v) for key, v in own if key not in _OF_MODULES and (key not in _of_all_modules() or v)]
     yield from ((f"{name}.{key}", v) for key, v in own)
-    for key, member in members_of(type(value)).items():
+    for key, member in _members_of(type(value)).items():
         with contextlib.suppress(AttributeError):  # a slot that holds nothing
             yield f"{name}.{key}", member.__get__(value)
     for base in type(value).__mro__:
-        if not is_of_program(base):
+        if not _is_of_program(base):
             continue
         for key, held in list(vars(base).items()):
             if not key.startswith("__") and type(held) not in (types.MemberDescriptorType, types.FunctionType):
@@ -352,14 +295,10 @@ def _of_function(name: str, function: types.FunctionType) -> Iterator[tuple[str,
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         with contextlib.suppress(ValueError):  # not bound yet
             yield variable, cell.cell_contents
-    yield from _globals_of(function)
-    for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
-        yield name, v
-
-
-def _globals_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for code in _codes(function):
         yield from _named(code.co_names, function.__globals__)
+    for v in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), function.__dict__):
+        yield name, v
 
 
 def _codes(function: types.FunctionType) -> list[types.CodeType]:
@@ -383,7 +322,24 @@ def _named(names: Collection[str], variables: dict[str, Any]) -> Iterator[tuple[
             if not issubclass(type(value), (type, types.ModuleType)):
                 if not (prefix and type(value) is types.FunctionType):
                     yield prefix + name, value
-            elif id(value) not in entered and is_of_program(value):
+            elif id(value) not in entered and _is_of_program(value):
                 entered.add(id(value))
                 bases = value.__mro__ if issubclass(type(value), type) else (value,)
-                scopes += [(f"{prefix}{name}.", vars(base)) for base in bases if is_of_program(base)]
+                scopes += [(f"{prefix}{name}.", vars(base)) for base in bases if _is_of_program(base)]
+
+
+def _members_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """What `__slots__` of a class name, where the class that names it is the program's own."""
+    bases = [base for base in kind.__mro__ if _is_of_program(base)]
+    return {k: v for base in bases for k, v in list(vars(base).items()) if type(v) is types.MemberDescriptorType}
+
+
+def _is_of_program(value: Any) -> bool:
+    """Whether a class, a function or a module is none of a package whose objects hold no state of a variant."""
+    return _package(value) not in _OTHERS
+
+
+def _package(value: Any) -> str:
+    """Where a class, a function or a module comes from."""
+    name = value.__name__ if issubclass(type(value), types.ModuleType) else getattr(value, "__module__", None)
+    return (name or "builtins").partition(".")[0]

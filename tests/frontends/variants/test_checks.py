@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,6 @@ from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.measure import state
-from forecast_autotune.measure.state import tensors_reached
 
 torch = pytest.importorskip("torch")
 
@@ -686,49 +685,6 @@ def test_variables_and_slots_come_back() -> None:
     assert not hasattr(pair, "right")
 
 
-TOTAL = torch.zeros(1)
-MEAN = {"now": torch.zeros(8)}
-
-
-class Summing(torch.nn.Module):
-    def forward(self, x: Any) -> Any:
-        TOTAL.add_(1)
-        return x * 2
-
-
-class Helped(torch.nn.Module):
-    def __init__(self, depth: int) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(Summing() for _ in range(depth))
-
-    def slow(self, x: Any) -> Any:
-        time.sleep(LAZY_S)
-        return self.quick(x)
-
-    def quick(self, x: Any) -> Any:
-        self.update(x)
-        return self.layers[0](x) + MEAN["now"]
-
-    def update(self, x: Any) -> None:
-        self._store(x)
-
-    @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _store(self, x: Any) -> None:
-        MEAN["now"] = MEAN["now"] + x
-
-
-def test_globals_that_helpers_and_inner_modules_name_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    alone()
-    helped, read = Helped(depth=50), []
-    names_in = state._names_in
-    monkeypatch.setattr(state, "_names_in", lambda function: read.append(function) or names_in(function))
-    assert any(t is TOTAL for t in tensors_reached([helped.quick]).values())
-    assert len(read) < 10, "a class's code is read once"
-    tuned, x = fa.variants([helped.slow, helped.quick], name="helped"), torch.ones(8)
-    assert [float(tuned(x)[0]) for _ in range(2)] == [3.0, 4.0]
-    assert (float(TOTAL), float(MEAN["now"][0]), chosen(tuned)) == (2.0, 2.0, "quick")
-
-
 class Pair:
     __slots__ = ("left", "right")
 
@@ -754,12 +710,11 @@ class Layer:
 
 
 class LazyCache:
-    """Its layers, and what beside them says that they are there, are made by the first call."""
+    """Its layers are made by the first call."""
 
     def __init__(self) -> None:
         self.layers: list[Layer] = []
         self.by_name: dict[str, Any] = {}
-        self.is_allocated, self.position = False, 0
 
     def appended(self, x: Any) -> Any:
         if not self.layers:
@@ -775,17 +730,9 @@ class LazyCache:
         self.filled = held["keys"]
         return self.filled.mean(0)
 
-    def written(self, x: Any) -> Any:
-        if not self.is_allocated:
-            self.keys, self.is_allocated = torch.zeros(64, 4), True
-        self.keys[self.position] = x[0]
-        self.position += 1
-        self.filled = self.keys[: self.position]
-        return self.filled.mean(0)
-
 
 @pytest.mark.parametrize("others", [0, 1])
-@pytest.mark.parametrize("name", ["appended", "merged", "written"])
+@pytest.mark.parametrize("name", ["appended", "merged"])
 def test_a_cache_that_the_first_call_makes_and_each_fills_comes_back(name: str, others: int) -> None:
     cache = LazyCache()
     call = getattr(cache, name)
@@ -794,7 +741,7 @@ def test_a_cache_that_the_first_call_makes_and_each_fills_comes_back(name: str, 
         [pool.submit(int).result() for _ in range(others)]
         for _ in range(3):
             assert tuned(torch.ones(1, 4)).tolist() == [1.0] * 4
-    assert (len(cache.filled), cache.position) == (3, 3 if name == "written" else 0)
+    assert len(cache.filled) == 3
     assert next(iter(tuned.decisions.values())).failed == 0
 
 
@@ -823,44 +770,64 @@ def test_what_the_first_call_makes_and_each_leaves_alike_is_made_once() -> None:
     assert (next(made), next(packed)) == (1, 1)
 
 
+class Block:
+    def __init__(self) -> None:
+        self.memory, self.is_freed = torch.zeros(4), False
+
+
+class Once:
+    """What each of its calls does once, by whatever tells that it was done, beside tensors that each call changes."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.weight = torch.nn.Parameter(torch.full((4,), 2.0), requires_grad=False)
+        self.seen, self.calls = torch.zeros(4), 0
+        self.packed: Any = None
+        self.engine: Any = None
+        self.block: Any = None
+
+    def counted(self, x: Any) -> Any:
+        if self.calls == 0:
+            self.done.append("set up")
+        self.calls += 1
+        self.seen.add_(x)
+        return x * 2
+
+    def packing(self, x: Any) -> Any:
+        if self.packed is None:
+            self.done.append("packed")
+            self.weight.data = self.weight.data / 2
+            self.packed = types.SimpleNamespace(scale=2.0, most=torch.zeros(4))
+        self.packed.most = torch.maximum(self.packed.most, x)
+        return x * self.weight * self.packed.scale
+
+    def by_a_flag_elsewhere(self, x: Any) -> Any:
+        if not self.done:
+            self.done.append("made")
+            self.engine = types.SimpleNamespace(last=None)
+        self.engine.last = x * 2
+        return self.engine.last + 0
+
+    def of_a_pool(self, x: Any) -> Any:
+        if self.block is not None:
+            assert not self.block.is_freed, "freed twice"
+            self.block.is_freed = True
+        self.block = Block()
+        torch.mul(x, 2, out=self.block.memory)
+        return self.block.memory + 0
+
+
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_position_beside_what_a_call_writes_comes_back(others: int) -> None:
-    class Attention(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("keys", torch.zeros(64, 4))
-            self.position = self.seen = 0
-            self.last = {"x": torch.zeros(4)}
-            self.projection = Projection()
-
-        def forward(self, x: Any) -> Any:
-            self.keys[self.position] = self.projection(x)
-            self.position += 1
-            return self.keys[: self.position].sum(0)
-
-        def remember(self, x: Any) -> Any:
-            self.last["x"], self.seen = self.last["x"] + x, self.seen + 1
-            return self.last["x"] + self.seen
-
-    class Projection(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(4), requires_grad=False)
-            self.calls = 0
-
-        def forward(self, x: Any) -> Any:
-            self.calls += 1
-            return x * self.weight
-
-    attention, x = Attention(), torch.ones(4)
-    tuned = fa.variants([slowed(lambda x: attention(x)), lambda x: attention(x) + 0])
+@pytest.mark.parametrize("name", ["counted", "packing", "by_a_flag_elsewhere", "of_a_pool"])
+def test_what_is_done_once_stays_done(name: str, others: int) -> None:
+    once = Once()
+    call = getattr(once, name)
+    tuned = fa.variants([slowed(lambda x: call(x)), lambda x: call(x) + 0])
     with ThreadPoolExecutor(1) as pool:
         [pool.submit(int).result() for _ in range(others)]
-        assert [float(tuned(x)[0]) for _ in range(3)] == [1.0, 2.0, 3.0]
-        remember = fa.variants([slowed(attention.remember), attention.remember])
-        assert [float(remember(x)[0]) for _ in range(3)] == [2.0, 4.0, 6.0]
-    assert (attention.position, attention.seen) == (3, 3)
-    assert attention.projection.calls > 3, "what counts beside weights that no call writes stays"
+        for _ in range(3):
+            assert tuned(torch.ones(4)).tolist() == [2.0] * 4
+    assert len(once.done) == (name != "of_a_pool")
 
 
 @dataclasses.dataclass(slots=True)
@@ -868,9 +835,9 @@ class Cell:
     hidden: Any
 
 
+@dataclasses.dataclass
 class State:
-    def __init__(self, cells: list[Cell]) -> None:
-        self.cells = cells
+    cells: list[Cell]
 
 
 @pytest.mark.parametrize("others", [0, 1])
@@ -938,15 +905,21 @@ class Halving(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
         return [base * 0.5**self.last_epoch for base in self.base_lrs]
 
 
+SET_UP: list[str] = []
+
+
 class Signs(torch.optim.Optimizer):  # type: ignore[misc]
     """It counts its steps itself, as packages of optimizers do."""
 
     def __init__(self, weights: Any, lr: float) -> None:
         super().__init__(weights, {"lr": lr, "foreach": False})
-        self.calls = 0
+        self.calls, self.is_ready = 0, False
 
     @torch.no_grad()
     def step(self) -> None:
+        if not self.is_ready:
+            SET_UP.append("once")
+            self.is_ready = True
         self.calls += 1
         for group in self.param_groups:
             for weight in group["params"]:
@@ -990,7 +963,9 @@ def test_an_optimizer_steps_once(make: Any, others: int) -> None:
             assert next(iter(step.decisions.values())).failed == 0
         return weights, [*optimizer.state.values(), schedule.get_last_lr()]
 
+    SET_UP.clear()
     torch.testing.assert_close(trained(tuned=True), trained(tuned=False))
+    assert len(SET_UP) == (2 if make is Signs else 0), "once for each optimizer"
 
 
 @pytest.mark.parametrize("others", [0, 1])
