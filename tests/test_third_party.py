@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -35,7 +34,8 @@ def told_by(script: str, tmp_path: Path) -> Any:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-        "FORECAST_AUTOTUNE_BUDGET": "16",  # and no limit of time, which a busy machine would reach first
+        # A busy machine would reach a limit of time first, and leave builds behind that it holds up.
+        "FORECAST_AUTOTUNE_BUDGET": "all",
         "TRITON_CACHE_DIR": str(tmp_path / "triton"),
         "TRITON_DEFAULT_FP_FUSION": "1",
     }
@@ -71,9 +71,9 @@ def test_an_elementwise_kernel_of_liger_is_tuned_and_recalled(tmp_path: Path) ->
     name, configs, measured, best, warps, launches, compiles = told_by(script, tmp_path)
     assert name == "Autotuner"
     assert configs == 18
-    assert measured == [16, 16]
+    assert measured == [18, 18]
     assert (best, warps) == ({"BLOCK_N": 2048}, 8)
-    assert launches > 32
+    assert launches > 36
     assert compiles == 0, "all compiled in workers"
     assert told_by(script, tmp_path)[5] == 2, "the next process launches what was decided"
 
@@ -98,15 +98,12 @@ def test_a_liger_kernel_whose_hook_shapes_descriptors_is_tuned(tmp_path: Path) -
         (decision,) = fa.tuner_of(kernel).decisions.values()
         print(json.dumps([
             type(kernel).__name__, len(configs), decision.measured, best is kernel.configs[0], len(on.compiles),
-            decision.failed + len(on.launches), decision.failed, decision.reason,
+            decision.failed + len(on.launches), decision.failed,
         ]))
     """
-    *told, failed, reason = told_by(script, tmp_path)
-    behind = re.search(r"(\d+) left behind", reason)  # builds that a busy machine held up
-    tried = 16 - (int(behind[1]) if behind else 0)
-    assert tried >= 8
-    assert told == ["Autotuner", 32, tried, True, 0, tried]
-    assert failed <= 4, "what is too large for the shared memory: three stages of 128 x 128 tiles"
+    *told, failed = told_by(script, tmp_path)
+    assert told == ["Autotuner", 32, 32, True, 0, 32]
+    assert failed <= 8, "what is too large for the shared memory: three stages of 128 x 128 tiles"
 
 
 def test_flash_linear_attentions_own_tuner_class_and_kernels_made_before_are_tuned(tmp_path: Path) -> None:
