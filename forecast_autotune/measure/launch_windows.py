@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from ..core.fork_safe_lock import fork_safe_lock
+from ..core.forks import after_fork_in_child
 
 if TYPE_CHECKING:
     from .call_turns import Turn
@@ -57,3 +58,4 @@ class LaunchWindows:
 
 
 launch_windows = LaunchWindows()
+after_fork_in_child(launch_windows.after_fork_in_child)

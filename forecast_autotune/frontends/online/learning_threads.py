@@ -14,7 +14,6 @@ import weakref
 from operator import attrgetter
 
 from ...core.forks import after_fork_in_child
-from ...measure.launch_windows import launch_windows
 from ...measure.real_calls import LearningEndedError
 from .at_work import at_work
 from .learning import Learning
@@ -147,7 +146,6 @@ class Learners:
         self._reset()
         self.frozen = frozen
         at_work.reset()
-        launch_windows.after_fork_in_child()
         for learning in known:
             learning.calls.after_fork_in_child()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -14,7 +15,7 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def slowed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     slow.__name__ = "slow"
     return slow
+
+
+@contextlib.contextmanager
+def beside_threads(count: int) -> Iterator[None]:
+    """While this is held, the program has another thread, or none."""
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(count):
+            pool.submit(int).result()
+        yield
 
 
 def chosen(function: Any) -> str:
@@ -453,8 +463,7 @@ def test_state_of_a_module_is_as_after_one_call(others: int, is_compiled: bool) 
 
     compiled = torch.compile(first, backend=out_of_sight) if is_compiled else first
     tuned = fa.variants([compiled, other])
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         torch.testing.assert_close(tuned(x), untuned(x))
     assert int(norm.num_batches_tracked) == 1
     torch.testing.assert_close(norm.running_mean, untuned.running_mean)
@@ -554,8 +563,7 @@ def test_what_a_call_rebinds_is_as_after_one_call(others: int) -> None:
     for _ in ("tuned", "recalled"):
         averaging = Averaging()
         before = averaging.seen
-        with ThreadPoolExecutor(1) as pool:
-            [pool.submit(int).result() for _ in range(others)]
+        with beside_threads(others):
             results = [averaging.tuned(x)]
         results.append(averaging.tuned(x))
         torch.testing.assert_close(results, expected)
@@ -590,8 +598,7 @@ def test_storages_that_each_call_exchanges_come_back(others: int) -> None:
         return averaged(average.clone(), weight) * x
 
     tuned = fa.variants([slowed(exchanging), in_place, forgetful], name="averaged")
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         x = torch.ones(2, 4)
         assert "left average as it was, which the default writes" in failure_of(tuned, x)
     assert (average.unique().tolist(), chosen(tuned), average.data_ptr()) == ([0.5], "in_place", memory)
@@ -700,8 +707,7 @@ def test_what_is_empty_before_the_first_call_comes_back(others: int) -> None:
         return last["h"] + torch.stack(seen).sum(0)
 
     tuned = fa.variants([decaying, lambda x: decaying(x) + 0])
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         assert [float(tuned(torch.ones(1))) for _ in range(3)] == [2.0, 3.5, 4.75]
 
 
@@ -737,8 +743,7 @@ def test_a_cache_that_the_first_call_makes_and_each_fills_comes_back(name: str, 
     cache = LazyCache()
     call = getattr(cache, name)
     tuned = fa.variants([slowed(lambda x: call(x)), lambda x: call(x) + 0])
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         for _ in range(3):
             assert tuned(torch.ones(1, 4)).tolist() == [1.0] * 4
     assert len(cache.filled) == 3
@@ -823,8 +828,7 @@ def test_what_is_done_once_stays_done(name: str, others: int) -> None:
     once = Once()
     call = getattr(once, name)
     tuned = fa.variants([slowed(lambda x: call(x)), lambda x: call(x) + 0])
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         for _ in range(3):
             assert tuned(torch.ones(4)).tolist() == [2.0] * 4
     assert len(once.done) == (name != "of_a_pool")
@@ -851,8 +855,7 @@ def test_an_object_that_each_call_makes_anew_comes_back(others: int) -> None:
 
     recurrent, x = Recurrent(), torch.ones(4)
     tuned = fa.variants([slowed(lambda x: recurrent.step(x)), lambda x: recurrent.step(x) + 0])
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         assert [float(tuned(x)[0]) for _ in range(3)] == [2.0, 3.0, 3.5]
 
 
@@ -869,8 +872,7 @@ def test_two_buffers_that_each_call_swaps_come_back(others: int) -> None:
 
     untuned, grid = Grid(), Grid()
     tuned = fa.variants([slowed(lambda rate: grid.step(rate)), lambda rate: grid.step(rate) + 0], key=lambda rate: 0)
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         for _ in range(3):
             assert torch.equal(tuned(0.5), untuned.step(0.5))
     assert torch.equal(grid.next, untuned.next)
@@ -991,8 +993,7 @@ def test_state_is_as_after_one_call_where_tuners_are_called(others: int) -> None
         results = [call(torch.ones(8)) for _ in range(2)]
         return results, held, weight, list(optimizer.state.values()), next(packed)
 
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         torch.testing.assert_close(called(tuned=True), called(tuned=False))
 
 
@@ -1066,8 +1067,7 @@ def test_dropout_is_drawn_as_in_a_single_call(others: int) -> None:
         return torch.dropout((x * w).relu(), 0.5, True)
 
     tuned = fa.variants([slowed(wide), lambda x: torch.dropout(torch.mul(x, w).clamp(min=0), 0.5, True)])
-    with ThreadPoolExecutor(1) as pool:
-        [pool.submit(int).result() for _ in range(others)]
+    with beside_threads(others):
         torch.manual_seed(7)
         result, following = tuned(x), torch.rand(1)
     assert chosen(tuned) == "<lambda>"
