@@ -1050,6 +1050,7 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
     ],
 )
 def test_a_generator_that_is_reached_is_drawn_from_once(make: Callable[[int], Any], draw: Callable[[Any], Any]) -> None:
+    alone()
     drawn, untuned = make(7), make(7)
     tuned = fa.variants([slowed(lambda x: x + draw(drawn)), lambda x: draw(drawn) + x], name="drawing")
     x = torch.zeros(1, dtype=torch.float64)
