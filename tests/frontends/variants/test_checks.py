@@ -26,6 +26,7 @@ from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.measure import state
 
 torch = pytest.importorskip("torch")
 
@@ -1049,8 +1050,10 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
         (np.random.PCG64, lambda source: int(source.random_raw()) >> 20),
     ],
 )
-def test_a_generator_that_is_reached_is_drawn_from_once(make: Callable[[int], Any], draw: Callable[[Any], Any]) -> None:
-    alone()
+def test_a_generator_that_is_reached_is_drawn_from_once(
+    make: Callable[[int], Any], draw: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "is_only_thread", lambda: True)  # whatever threads other tests have left
     drawn, untuned = make(7), make(7)
     tuned = fa.variants([slowed(lambda x: x + draw(drawn)), lambda x: draw(drawn) + x], name="drawing")
     x = torch.zeros(1, dtype=torch.float64)
