@@ -190,6 +190,7 @@ class SourceCompiler:
             setup = current_setup()
             if setup is None:
                 return self._compile_here(made)
+            self.pool.prepare()
             source = made.source
             task = Task(
                 ir=front_end.first_ir(made),

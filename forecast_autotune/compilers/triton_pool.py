@@ -108,6 +108,11 @@ class WorkerPool:
         self._put(job)
         return job.future
 
+    def prepare(self) -> None:
+        """Have the workers' server import Triton, which takes it 0.2 s, while the caller still makes the first task."""
+        if not (self._threads or self._unavailable or self._pausing.is_paused):
+            self._server.prepare()
+
     def abandon(self, compiling: Collection[Compiling]) -> None:
         """Nobody waits for these any more: those that have begun end, and their workers with them."""
         for future in compiling:

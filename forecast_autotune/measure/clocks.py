@@ -74,6 +74,9 @@ class Launch:
 class Clock(Protocol):
     """Times a candidate."""
 
+    def prepare(self) -> None:
+        """Learn and load before the first measurement what it would wait for. May raise whatever a device does."""
+
     def measure(
         self,
         launch: Launch,
@@ -103,6 +106,9 @@ class CpuClock:
 
     def __init__(self, timed_s: float = TIMED_S) -> None:
         self._timed_s = timed_s
+
+    def prepare(self) -> None:
+        """Nothing need be."""
 
     def measure(
         self,
@@ -177,13 +183,19 @@ class EventClock:
         self._warmup_s = warmup_s
         self._on = on
         self._claim = claim or _unclaimed
-        self._host_s = 1e-4  # what queueing one launch takes, as last seen
+        # What queueing a launch takes the host, as last seen: the first after a wait takes it several times as long.
+        self._first_s = self._host_s = 1e-4
         self._between_us = math.inf  # the least the device was seen to take between two launches, flushing above all
         self._has_caught_up = False  # with the host, though what launches take it promised otherwise
         self._seen: tuple[float | None, float | None] = (None, None)
         # After how many seconds samples that agree are enough: none, until a measurement in full has shown no neighbour, who
         # may be busy for longer than a short one takes.
         self._enough_s = math.inf
+
+    def prepare(self) -> None:
+        """Learn what events add to every time, which also loads what keeps a device busy and flushes its caches."""
+        with self._claim():
+            self._taken_off_us()
 
     def measure(
         self,
@@ -205,10 +217,8 @@ class EventClock:
             return [max(t - taken_off, 0.1 * t) for t in times_us]
 
         with self._claim() as alone:
-            if self._overhead_us is None:
-                self._overhead_us = self._learn_overhead()
+            taken_off = self._taken_off_us()
             self._warm_up(launch)
-            taken_off = self._overhead_us
             return self._collected(sample, early_stop_us, best_us, share=share, alone=alone)
 
     def _collected(
@@ -237,6 +247,11 @@ class EventClock:
         elif is_in_full and taken >= PRECISE_FROM and _is_steady(samples_us):
             self._enough_s = PRECISE_S
         return self._measurement(samples_us, disturbance)
+
+    def _taken_off_us(self) -> float:
+        if self._overhead_us is None:
+            self._overhead_us = self._learn_overhead()
+        return self._overhead_us
 
     def _learn_overhead(self) -> float:
         """What recording two events adds: of two launches of next to nothing between them, the second adds but itself.
@@ -279,10 +294,12 @@ class EventClock:
             least_us: what each is known to take the device at least: for so long it need not be kept busy otherwise.
         """
         each_us = 0.0 if self._has_caught_up or math.isinf(self._between_us) else least_us + self._between_us
-        times_us, was_behind = self._queued(launch, count, self._lead_s(count, each_us))
-        if count > 1 and each_us and not was_behind:  # what it waited for may be in the times
-            self._has_caught_up = True
-            times_us, _ = self._queued(launch, count, self._lead_s(count, 0.0))
+        lead_s = self._lead_s(count, each_us)
+        times_us, was_behind = self._queued(launch, count, lead_s)
+        if count > 1 and not was_behind:  # what it waited for may be in the times
+            self._has_caught_up = self._has_caught_up or each_us > 0.0
+            if (longer_s := self._lead_s(count, 0.0)) > lead_s:
+                times_us, _ = self._queued(launch, count, longer_s)
         return times_us
 
     def _lead_s(self, count: int, each_us: float) -> float:
@@ -291,8 +308,8 @@ class EventClock:
         The first launch needs what queueing it takes. From then on the device, on which each takes `each_us`, falls further
         back or catches up.
         """
-        host_s = 1.5 * self._host_s
-        return min(MOST_SPIN_S, LEAST_SPIN_S + host_s + (count - 1) * max(0.0, host_s - each_us * 1e-6))
+        catches_up_s = max(0.0, 1.5 * self._host_s - each_us * 1e-6)
+        return min(MOST_SPIN_S, LEAST_SPIN_S + 1.5 * self._first_s + (count - 1) * catches_up_s)
 
     def _queued(self, launch: Launch, count: int, lead_s: float) -> tuple[list[float], bool]:
         """Microseconds of each of so many launches, and whether the device came to the last one after it was queued."""
@@ -300,7 +317,7 @@ class EventClock:
         events = [(new(enable_timing=True), new(enable_timing=True)) for _ in range(count)]
         if self._spin is not None:
             self._spin(lead_s)
-        began = time.perf_counter()
+        began, first_s = time.perf_counter(), 0.0
         for start, end in events:
             if launch.before is not None:
                 launch.before()
@@ -311,7 +328,10 @@ class EventClock:
             end.record()
             if launch.after is not None:
                 launch.after()
-        self._host_s = (time.perf_counter() - began) / count
+            first_s = first_s or time.perf_counter() - began
+        self._first_s = first_s
+        if count > 1:
+            self._host_s = (time.perf_counter() - began - first_s) / (count - 1)
         was_behind = self._spin is None or not events[-1][0].query()
         if self._sensors is not None:
             self._seen = self._sensors()  # while it is at work: an idle device slows its clock
@@ -408,6 +428,9 @@ class BenchmarkClock:
         self._do_bench = do_bench
         self._call = call
         self.quantiles_ms: list[float] = []
+
+    def prepare(self) -> None:
+        """That function sees to itself."""
 
     def measure(
         self,

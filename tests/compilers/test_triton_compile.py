@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import logging
 import os
@@ -569,6 +570,34 @@ def test_what_a_worker_holds_is_closed_by_one_thread(monkeypatch: pytest.MonkeyP
     assert all(closing in threads for _, closing in closed)
     assert not any(thread.is_alive() for thread in threads)
     assert pool.processes() == ()
+
+
+def test_the_workers_server_starts_while_the_first_task_is_made(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, first_ir, running = triton_pool.WorkerPool(1), triton_compile.front_end.first_ir, list[bool]()
+
+    def noted(made: Source) -> str:
+        running.append(pool._server.pid is not None)
+        return first_ir(made)
+
+    monkeypatch.setattr(triton_compile.front_end, "first_ir", noted)
+    only(compiler(scale, (half(310), 310), pool=pool).compile([Config({"BLOCK": 2048, "num_warps": 16})]))
+    assert running == [True]
+    pool.close()
+
+
+@pytest.mark.parametrize("why", ["closed", "paused"])
+def test_no_server_is_started_for_a_pool_that_starts_no_workers(why: str) -> None:
+    pool = triton_pool.WorkerPool(1)
+    with contextlib.ExitStack() as held:
+        if why == "paused":
+            held.enter_context(pool.paused())
+        else:
+            pool.close()
+        pool.prepare()
+        assert pool._server.pid is None
+    pool.close()
 
 
 def test_a_forked_child_gets_a_pool_of_its_own_though_a_lock_was_held() -> None:

@@ -73,8 +73,12 @@ def test_another_way_of_timing_needs_one_method() -> None:
 class Queue:
     """A device that runs what is queued behind the host, to which queueing takes time."""
 
-    def __init__(self, kernel_us: Iterator[float], *, host_us: float, flush_us: float) -> None:
+    def __init__(
+        self, kernel_us: Iterator[float], *, host_us: float, flush_us: float, first_us: float | None = None
+    ) -> None:
         self.kernel_us, self.host_us, self.flush_us = kernel_us, host_us, flush_us
+        self.first_us = host_us if first_us is None else first_us  # what the first launch after a wait takes the host
+        self.has_waited = True
         self.now_us = self.free_us = self.spun_us = 0.0
         self.launches = 0
         self.spun_before_us = 0.0  # the first launch
@@ -101,6 +105,7 @@ class Queue:
 
     def synchronize(self) -> None:
         self.now_us = max(self.now_us, self.free_us)
+        self.has_waited = True
 
     def spin(self, seconds: float) -> None:
         self.spun_us += seconds * 1e6
@@ -110,23 +115,28 @@ class Queue:
         if not self.launches:
             self.spun_before_us = self.spun_us
         self.launches += 1
-        self.now_us += self.host_us
+        self.now_us += self.first_us if self.has_waited else self.host_us
+        self.has_waited = False
         self.run(next(self.kernel_us))
+
+    def clock(self, overhead: Callable[[], object]) -> EventClock:
+        return EventClock(self.interface, flush=lambda: self.run(self.flush_us), spin=self.spin, overhead=overhead)
 
     def measure(self, monkeypatch: pytest.MonkeyPatch, share: float = 1.0) -> Measurement:
         monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: self.now_us / 1e6))
-        flush, little = (lambda: self.run(self.flush_us)), (lambda: self.run(2.0))
-        clock = EventClock(self.interface, flush=flush, spin=self.spin, overhead=little)
+        clock = self.clock(lambda: self.run(2.0))
         return clock.measure(Launch(call=self.launch), first_us=math.nan, share=share)
 
 
 @pytest.mark.parametrize("flush_us", [0.0, 35.0])
 @pytest.mark.parametrize("host_us", [20.0, 60.0, 500.0])
+@pytest.mark.parametrize("first_times", [1.0, 4.0])
 @pytest.mark.parametrize("kernel_us", [2.0, 50.0, 100.0, 2000.0])
 def test_no_sample_holds_what_queueing_takes_the_host(
-    kernel_us: float, host_us: float, flush_us: float, monkeypatch: pytest.MonkeyPatch
+    kernel_us: float, first_times: float, host_us: float, flush_us: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = Queue(itertools.repeat(kernel_us), host_us=host_us, flush_us=flush_us)
+    first_us = first_times * host_us
+    queue = Queue(itertools.repeat(kernel_us), host_us=host_us, flush_us=flush_us, first_us=first_us)
     _, *samples_us = queue.measure(monkeypatch).samples_us  # before the first, nobody knows what queueing takes
     assert samples_us == pytest.approx([kernel_us] * len(samples_us))
 
@@ -139,6 +149,24 @@ def test_a_device_that_launches_keep_busy_needs_no_more_than_a_start(monkeypatch
         spun_us[kernel_us] = queue.spun_us - queue.spun_before_us
     assert spun_us[100.0] < 0.5 * spun_us[2.0]
     assert spun_us[100.0] < 5 * (1e6 * clocks.LEAST_SPIN_S + 1.5 * 100.0)
+
+
+def test_a_slow_first_launch_is_taken_for_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(itertools.repeat(30.0), host_us=50.0, flush_us=40.0, first_us=300.0)
+    queue.measure(monkeypatch)
+    batches = 4  # of 50 samples, with the very first
+    assert queue.spun_us - queue.spun_before_us < batches * (1e6 * clocks.LEAST_SPIN_S + 1.5 * 300.0 + 15 * 5.0)
+
+
+def test_what_was_prepared_is_not_waited_for_by_the_first_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(itertools.repeat(100.0), host_us=20.0, flush_us=5.0)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
+    learning: list[int] = []
+    clock = queue.clock(lambda: learning.append(queue.launches))
+    clock.prepare()
+    learnt = len(learning)
+    clock.measure(Launch(call=queue.launch), first_us=math.nan)
+    assert learnt == len(learning) > 0
 
 
 def test_launches_that_get_far_shorter_are_made_again_with_the_host_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
