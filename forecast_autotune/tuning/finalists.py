@@ -17,34 +17,59 @@ FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns d
 MOST_ROUNDS = 4  # more than one only while it is open who is the fastest
 
 
-def measure_finalists(state: RunState, trials: Trials) -> None:
-    """Time the finalists again, in turns, and keep their new times.
+class Finals:
+    """Times the finalists of a run in turns, and keeps their new times.
 
     The new times are brought to the scale of the old ones, on which the default is as fast as before. Nothing changes
     where fewer than two configs come near each other, or where the time ends before each has had its turn: then the old
     times are the fairer comparison.
     """
-    ran = state.measured()
-    if len(ran) < 2 or state.budget.seconds_left <= 0:
-        return
-    finalists = pick_finalists(ran, state.space)
-    if len(finalists) < 2:
-        return
-    finalists = trials.recompile(finalists)
-    if len(finalists) < 2:
-        return
-    with trials.compiler.paused():
-        again = _time_in_turns(finalists, state, trials)
-    if not again or len(again) < len(finalists):
-        return
-    anchor = state.space.default if state.space.default in again else next(iter(again))
-    scale = ran[anchor].median_us / again[anchor].median_us
-    if anchor == state.space.default and anchor in state.tried:  # else it is an earlier run's time that was another
-        state.drift = 1 / scale - 1
-    for config, measurement in again.items():
-        first, scaled = ran[config], measurement.scaled(scale)
-        state.finals[config] = replace(scaled, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
-        state.keep(config, state.finals[config])
+
+    def __init__(self, state: RunState, trials: Trials) -> None:
+        self._state = state
+        self._trials = trials
+        self._timed: set[Config] = set()  # all of them side by side
+
+    def measure(self) -> None:
+        """Time the finalists of all that was timed, unless that is done, with nothing being compiled beside them."""
+        finalists = self._untimed()
+        if not finalists:
+            return
+        self._state.finals.clear()  # another config has come near since
+        if len(finalists) >= 2 and self._state.budget.seconds_left > 0:
+            finalists = self._trials.recompile(finalists)
+            if len(finalists) >= 2:
+                with self._trials.compiler.paused():
+                    self._measure(finalists)
+
+    def measure_meanwhile(self) -> bool:
+        """Time those of now while the last configs are being compiled, which may change them; whether any was timed."""
+        finalists = self._untimed()
+        if len(finalists) < 2 or not self._state.evidence.keys() >= {*finalists}:
+            return False
+        self._measure(finalists)
+        return True
+
+    def _untimed(self) -> list[Config]:
+        ran = self._state.measured()
+        finalists = pick_finalists(ran, self._state.space) if ran else []
+        return [] if self._timed >= {*finalists} else finalists
+
+    def _measure(self, finalists: list[Config]) -> None:
+        state, ran = self._state, self._state.measured()
+        self._timed = {*finalists}
+        again = _time_in_turns(finalists, state, self._trials)
+        if not again or len(again) < len(finalists):
+            return
+        anchor = state.space.default if state.space.default in again else next(iter(again))
+        scale = ran[anchor].median_us / again[anchor].median_us
+        if anchor == state.space.default and anchor in state.tried:  # else it is an earlier run's time that was another
+            state.drift = 1 / scale - 1
+        state.finals.clear()
+        for config, measurement in again.items():
+            first, scaled = ran[config], measurement.scaled(scale)
+            state.finals[config] = replace(scaled, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
+            state.keep(config, state.finals[config])
 
 
 def pick_finalists(ran: Mapping[Config, Measurement], space: Space) -> list[Config]:

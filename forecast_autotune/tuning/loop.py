@@ -18,7 +18,7 @@ from . import decision_rule
 from .earlier_times import rescale_earlier_times
 from .ending import Ending
 from .failures import report_failures, warn_that_none_ran
-from .finalists import measure_finalists
+from .finalists import Finals
 from .helping import await_helpers, help_leader
 from .noise import report_noise
 from .sharing import Helping, Leading, Sharing
@@ -122,13 +122,14 @@ class _Run:
         self.ending = ending
         self.state = RunState(job, parts, budget, sharing)
         self.trials = Trials(self.state, parts.compiler, parts.measurer, ending, patient=patient)
+        self.finals = Finals(self.state, self.trials)
 
     def tune(self) -> Decision:
         """Search, time the finalists, decide, and store the decision."""
         with self.budget.total.running():
             stop = self.search()
             if self.parts.measurer.repeatable and self.ending.shared_decision is None:
-                measure_finalists(self.state, self.trials)
+                self.finals.measure()
         if (theirs := self.ending.shared_decision) is not None:
             log.info("%s: others have decided for %s, so tuning it ends", self.job.workload, theirs.config)
             return self.parts.store.publish_decision(self.job, theirs)
@@ -179,7 +180,7 @@ class _Run:
                 return spent
             rescale_earlier_times(state, self.trials)
             before, refused = state.progress, len(self.sharing.refused)
-            self.trials.stream(self.choices(step))
+            self.trials.stream(self.choices(step), meanwhile=self.finals.measure_meanwhile)
             if state.progress != before or state.learn_from_others():
                 continue  # another process may have been faster
             if self.ending.reached():

@@ -25,11 +25,16 @@ def patience_s(took_s: Sequence[float], waited_s: float, gain: Callable[[], floa
         took_s: what the run's other builds took.
         gain: forecasts how many octaves the best of the builds may gain; asked only if that makes a difference.
     """
-    built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
-    if len(built_s) < LEAST_BUILDS:
+    usual_s = usual_build_s(took_s)
+    if usual_s == math.inf:
         return math.inf
-    usual_s = statistics.median(built_s)
     left_s = max(LEAST_WAIT_S, ABANDON_UNPROMISING_AFTER_MEDIANS * usual_s) - waited_s
     if left_s <= 0 and (longer_s := ABANDON_AFTER_MEDIANS * usual_s - waited_s) > 0 and gain() >= PROMISING:
         return longer_s
     return max(0.0, left_s)
+
+
+def usual_build_s(took_s: Sequence[float]) -> float:
+    """What a build usually takes, by those of the run so far; infinite without enough of them."""
+    built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
+    return statistics.median(built_s) if len(built_s) >= LEAST_BUILDS else math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 
@@ -17,10 +17,11 @@ from ..protocols import Compiler, Measurer
 from .early_stop import early_stop_us
 from .ending import Ending
 from .state import RunState
-from .stragglers import patience_s
+from .stragglers import patience_s, usual_build_s
 
 log = logging.getLogger(__name__)
 
+SOON_S = 0.001  # to ask again at once how much longer to wait
 TURN_SHARE = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which a neighbour's work still shows
 
 
@@ -40,6 +41,7 @@ class Trials:
         self._ending = ending
         self._patient = patient or state.budget.all
         self._is_prepared = False  # the measurer
+        self._all_begun = False  # that were chosen for this stream
 
     @property
     def workers(self) -> int:
@@ -51,14 +53,18 @@ class Trials:
         """How many more could be building now."""
         return max(1, self.workers - len(self._state.under_way.keys() - self._state.left_behind))
 
-    def stream(self, choices: Iterator[Config]) -> None:
+    def stream(self, choices: Iterator[Config], *, meanwhile: Callable[[], bool] = lambda: False) -> None:
         """Try configs, each chosen when a worker is free for it, until there are no more or the run ends.
 
         What is built is timed at once, while the rest is being built. Stragglers are left behind; see `stragglers`.
+
+        Args:
+            meanwhile: times what a wait for stragglers leaves time for, where nothing else is left to do; whether it did.
         """
         state = self._state
         state.report("building")
-        building = self.compiler.compile(self._begun(choices), workers=self.workers, patience_s=self._patience_s)
+        patience = partial(self._patience_s, meanwhile)
+        building = self.compiler.compile(self._begun(choices), workers=self.workers, patience_s=patience)
         with contextlib.closing(building):
             # Whatever is decided, the default may be what is launched: its build is waited for.
             while state.space.default in state.under_way or not self._ending.reached():
@@ -79,10 +85,12 @@ class Trials:
             log.info("%s: left behind while being built: %s", state.job.workload, "; ".join(sorted(map(str, left))))
 
     def _begun(self, choices: Iterator[Config]) -> Iterator[Config]:
+        self._all_begun = False
         for config in choices:
             self._state.under_way[config] = None
             self._state.report("building")  # to choose it, forecasts may have been made anew
             yield config
+        self._all_begun = True
         self._state.report("building")
 
     def claim(self, configs: Iterable[Config]) -> list[Config]:
@@ -143,8 +151,8 @@ class Trials:
         else:
             self._state.evidence[config] = result
 
-    def _patience_s(self, waited_s: float) -> float:
-        """How much longer to wait for what has all been built for so many seconds; the first wait is made use of."""
+    def _patience_s(self, meanwhile: Callable[[], bool], waited_s: float) -> float:
+        """How much longer to wait for what has all been built for so many seconds; waits are made use of."""
         state = self._state
         if not self._is_prepared:
             self._is_prepared = True
@@ -156,7 +164,19 @@ class Trials:
         if self._patient:
             return state.budget.seconds_left
         gain = partial(self._expected_gain, building - state.left_behind)
-        return min(state.budget.seconds_left, patience_s(state.build_s, waited_s, gain))
+        left_s = min(state.budget.seconds_left, patience_s(state.build_s, waited_s, gain))
+        if left_s > 0 and (self._all_begun or state.configs_left <= 0) and self._repeats_beside_builds:
+            until_overdue_s = usual_build_s(state.build_s) - waited_s
+            if until_overdue_s > 0:
+                return min(left_s, until_overdue_s)
+            if meanwhile():
+                return min(left_s, SOON_S)
+        return left_s
+
+    @property
+    def _repeats_beside_builds(self) -> bool:
+        """Whether a config can be timed again while others are being built."""
+        return self.measurer.repeatable and self.compiler.overlaps_timing
 
     def _expected_gain(self, configs: Set[Config]) -> float:
         """The most octaves that one of the configs is expected to gain over the best so far; infinite if nobody knows."""

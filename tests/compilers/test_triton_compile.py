@@ -577,7 +577,7 @@ def test_the_workers_server_starts_while_the_first_task_is_made(
 ) -> None:
     pool, first_ir, running = triton_pool.WorkerPool(1), triton_compile.front_end.first_ir, list[bool]()
 
-    def noted(made: Source) -> str:
+    def noted(made: Any) -> str:
         running.append(pool._server.pid is not None)
         return first_ir(made)
 

@@ -35,10 +35,10 @@ CPP = """
     import json, sys, time
     import torch
     import forecast_autotune as fa
-    from forecast_autotune.tuning import loop
     from forecast_autotune.compilers.cpp_compile import CppCompiler
     from forecast_autotune.measure.isolated import Isolated
     from forecast_autotune.store.sqlite import SqliteStore
+    from forecast_autotune.tuning.finalists import Finals
     from toy import Toy
     from pathlib import Path
 
@@ -60,7 +60,7 @@ CPP = """
     told(CppCompiler, "_build", before="builds")
     told(Isolated, "measure", before="times")
     told(SqliteStore, "record", after="kept")
-    told(loop, "measure_finalists", before="finalists")
+    told(Finals, "measure", before="finalists")
     told(SqliteStore, "decide", before="decides", after="decided")
 
     {first}

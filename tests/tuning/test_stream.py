@@ -236,6 +236,44 @@ def test_what_promises_nothing_is_waited_for_half_as_long(octaves: float, waited
     assert "1 left behind" in decision.reason
 
 
+class Repeating(Clocked):
+    """One whose configs may be timed again."""
+
+    repeatable = True
+
+
+def test_finalists_have_their_turns_while_the_last_build_is_waited_for() -> None:
+    of = compiled_in([1, 1, 1, 1, 2.4], [100, 100.1, 150, 160, 190])
+    device, decision = run(of, workers=5, budget="5", device=Repeating(of, workers=5))
+    assert [i for _, i in device.timed] == [0, 1, 2, 3, 0, 1, 1, 0, 4]
+    assert device.charged_s == pytest.approx(2.4 + 0.1), "they cost nothing"
+    assert (decision.config, decision.measured) == (Config({"i": 0}), 5)
+
+
+def test_a_last_build_that_comes_near_has_turns_beside_the_others() -> None:
+    of = compiled_in([1, 1, 1, 1, 2.4], [100, 90, 150, 160, 80])
+    device, decision = run(of, workers=5, budget="5", device=Repeating(of, workers=5))
+    assert [i for _, i in device.timed] == [0, 1, 2, 3, *[1, 0, 0, 1], 4, *[4, 0, 0, 4]]
+    assert (decision.config, decision.config_us) == (Config({"i": 4}), pytest.approx(80))
+
+
+def test_a_last_build_wins_though_no_time_is_left_for_turns() -> None:
+    of = compiled_in([1, 1, 1, 1, 2.4], [100, 90, 150, 160, 80])
+    device, decision = run(of, workers=5, budget="2.45s", device=Repeating(of, workers=5))
+    assert [i for _, i in device.timed][-1] == 4
+    assert decision.config == Config({"i": 4})
+
+
+def test_nothing_is_timed_again_while_more_may_be_begun_or_where_builds_want_the_same_cores() -> None:
+    of = compiled_in([1, 1, 1, 1, 2.4, 1], [100, 90, 150, 160, 190, 95])
+    device, _ = run(of, workers=1, budget="6", device=Repeating(of, workers=1))
+    assert [i for _, i in device.timed][:6] == [0, 1, 2, 3, 4, 5]
+    alike = Repeating(of, workers=6)
+    alike.overlaps_timing = False
+    device, _ = run(of, workers=6, budget="6", device=alike)
+    assert {i for _, i in device.timed[:6]} == set(range(6))
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_budget_in_seconds_ends_while_something_is_compiled(workers: int) -> None:
     device, decision = run(compiled_in([1, HOUR_S, HOUR_S, HOUR_S]), workers, budget="4s")
