@@ -13,6 +13,7 @@ from .core.decision import Decision
 from .core.forecast import Abstention, Forecast
 from .core.job import Compile, Job, Measure, Progress, Recording, Stop, View
 from .core.outcome import Evidence, Failure, Outcome
+from .core.timing_limits import IN_FULL, TimingLimits
 
 
 def without_limit(_waited_s: float) -> float:
@@ -135,13 +136,8 @@ class Measurer(Protocol):
     def skip_default(self) -> None:
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
 
-    def measure(
-        self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf, share: float = 1.0
-    ) -> Outcome:
-        """Time one compiled config, no longer than it takes to tell it from the best.
-
-        It need not be timed further once a run has taken longer than `early_stop_us`, nor once its samples show that it is
-        slower than the fastest so far, which took `best_us`. A `share` of the usual samples is enough for a turn of several.
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+        """Time one compiled config, no further than is of use.
 
         Never raises for a config that misbehaves: that is a `Failure`.
         """

@@ -15,6 +15,7 @@ from ..core.config import Config
 from ..core.config_errors import is_of_the_config, raised
 from ..core.outcome import Failure, Measurement, Outcome
 from ..core.signal_handlers import raised_by_signal_handler
+from ..core.timing_limits import IN_FULL, TimingLimits
 from ..errors import AutotuneError, InvalidInputError
 from ..processes.endings import (
     WorkerDiedError,
@@ -65,8 +66,8 @@ class Attempt(Protocol):
         `compared`.
         """
 
-    def time(self, early_stop_us: float, best_us: float, share: float) -> Measurement:
-        """Time it, not to the end where that is useless; see `Clock.measure`."""
+    def time(self, limits: TimingLimits) -> Measurement:
+        """Time it, no further than is of use."""
 
 
 class BaseMeasurer(ABC):
@@ -138,10 +139,8 @@ class BaseMeasurer(ABC):
         """The default is known to take its process down: it is not to be run, not even to compare others with."""
         self._default_tried = True
 
-    def measure(
-        self, config: Config, *, early_stop_us: float = math.inf, best_us: float = math.inf, share: float = 1.0
-    ) -> Outcome:
-        """Time one built config, not to the end where that is useless; see `Clock.measure`.
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+        """Time one built config, no further than is of use.
 
         Raises:
             AutotuneError: nothing can be measured here: an argument that cannot be copied, no child process to be had, a
@@ -155,7 +154,7 @@ class BaseMeasurer(ABC):
         if config != self._default and self._check is not None and self._expected is None and not self._warned:
             self._warned = True
             log.warning("%s: the default config does not run: nothing can be compared with it", self.name)
-        return cast("Outcome", self._try(config, early_stop_us, best_us, share, timed=True))
+        return cast("Outcome", self._try(config, limits, timed=True))
 
     def verify(self, config: Config) -> Failure | None:
         """Run a config once beside the default, on arguments as when measuring: why it must not be used, None if it may.
@@ -175,9 +174,7 @@ class BaseMeasurer(ABC):
     def _try(
         self,
         config: Config,
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        share: float = 1.0,
+        limits: TimingLimits = IN_FULL,
         *,
         timed: bool,
         again: bool = False,
@@ -186,13 +183,13 @@ class BaseMeasurer(ABC):
         trying = _Trying(config=config, is_default=config == self._default, began=time.perf_counter())
         self._default_tried |= trying.is_default
         try:
-            outcome = self._run_and_time(trying, early_stop_us, best_us, share, timed=timed)
+            outcome = self._run_and_time(trying, limits, timed=timed)
         except (UnportableError, WorkersUnavailableError, CheckError):
             raise
         except WorkerKilledError as err:
             if not again:  # of the default above all: nothing could be compared with it in the whole run
                 log.warning("%s: %s was stopped from outside (%s): it is tried once more", self.name, config, err)
-                return self._try(config, early_stop_us, best_us, share, timed=timed, again=True)
+                return self._try(config, limits, timed=timed, again=True)
             return trying.failure(f"stopped from outside, twice: {err}", transient=True)
         except (Exception, SystemExit) as err:
             return self._failure_of(trying, err)
@@ -200,9 +197,7 @@ class BaseMeasurer(ABC):
             return outcome
         return replace(outcome, run_s=round(time.perf_counter() - trying.began, 6))
 
-    def _run_and_time(
-        self, trying: _Trying, early_stop_us: float, best_us: float, share: float, *, timed: bool
-    ) -> Measurement | Failure | None:
+    def _run_and_time(self, trying: _Trying, limits: TimingLimits, *, timed: bool) -> Measurement | Failure | None:
         """Run, compare and time. What a candidate raises is raised."""
         # Writes are detected once, at the first config that runs: the default, unless that one does not.
         trying.detect = self.detects and not self._detected and self._default_tried
@@ -219,7 +214,7 @@ class BaseMeasurer(ABC):
                 self._learn(ran, trying.is_default)
             elif not trying.is_default and (wrong := self._wrong(ran)):
                 return trying.failure(wrong, stage="check")
-            measurement = attempt.time(early_stop_us, best_us, share) if timed else None
+            measurement = attempt.time(limits) if timed else None
             if measurement is not None and not trying.is_default and self._expected is not None:
                 # Once more: timing may have left a counter of its own that is no longer zero.
                 ran = attempt.run(detect=False, blank=self._blank, compared=True)

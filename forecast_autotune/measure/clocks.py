@@ -10,12 +10,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from ..core.digest import digest
 from ..core.outcome import Measurement
+from ..core.timing_limits import IN_FULL, TimingLimits
 from ..processes.file_lock import file_lock
 from .board import sensors
 
@@ -77,21 +78,8 @@ class Clock(Protocol):
     def prepare(self) -> None:
         """Learn and load before the first measurement what it would wait for. May raise whatever a device does."""
 
-    def measure(
-        self,
-        launch: Launch,
-        *,
-        first_us: float,
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        share: float = 1.0,
-    ) -> Measurement:
-        """Time it, to the end only where the samples tell that this is of use.
-
-        It ends early where the first samples show more than `early_stop_us` (the first alone only beyond twice that: it may
-        be a warm-up), or where all show that it is slower than `best_us`. `first_us` is what an earlier run took. A `share`
-        of the usual samples is taken, in no less time: slow candidates get few as it is.
-        """
+    def measure(self, launch: Launch, *, first_us: float, limits: TimingLimits = IN_FULL) -> Measurement:
+        """Time it, no further than is of use. `first_us` is what an earlier run took."""
 
     def synchronize(self) -> None:
         """Wait until what has been launched is done; raises what went wrong with it."""
@@ -110,15 +98,7 @@ class CpuClock:
     def prepare(self) -> None:
         """Nothing need be."""
 
-    def measure(
-        self,
-        launch: Launch,
-        *,
-        first_us: float,
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        share: float = 1.0,
-    ) -> Measurement:
+    def measure(self, launch: Launch, *, first_us: float, limits: TimingLimits = IN_FULL) -> Measurement:
         """Time calls by the wall clock, short ones several at once. See `Clock.measure`."""
         hooked = launch.before is not None or launch.after is not None
         calls = 1 if hooked else max(1, min(1000, math.ceil(SAMPLE_US / max(first_us, 0.1))))
@@ -135,7 +115,7 @@ class CpuClock:
                 launch.after()
             return [took_us]
 
-        samples_us, disturbance = collect(sample, early_stop_us, self._timed_s, best_us=best_us, share=share)
+        samples_us, disturbance = collect(sample, self._timed_s, limits)
         return Measurement(samples_us=samples_us, disturbance=disturbance)
 
     def synchronize(self) -> None:
@@ -202,9 +182,7 @@ class EventClock:
         launch: Launch,
         *,
         first_us: float,  # noqa: ARG002  # the clock's own contract
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        share: float = 1.0,
+        limits: TimingLimits = IN_FULL,
     ) -> Measurement:
         """Time launches by events, each on cold caches. See `Clock.measure`."""
 
@@ -219,17 +197,9 @@ class EventClock:
         with self._claim() as alone:
             taken_off = self._taken_off_us()
             self._warm_up(launch)
-            return self._collected(sample, early_stop_us, best_us, share=share, alone=alone)
+            return self._collected(sample, limits, alone=alone)
 
-    def _collected(
-        self,
-        sample: Callable[[int], list[float]],
-        early_stop_us: float,
-        best_us: float,
-        *,
-        share: float,
-        alone: bool,
-    ) -> Measurement:
+    def _collected(self, sample: Callable[[int], list[float]], limits: TimingLimits, *, alone: bool) -> Measurement:
         taken, began = 0, time.perf_counter()
 
         def counted(count: int) -> list[float]:
@@ -238,9 +208,7 @@ class EventClock:
             taken += len(times_us)
             return times_us
 
-        samples_us, disturbance = collect(
-            counted, early_stop_us, self._timed_s, best_us=best_us, share=share, alone=alone, precise_s=self._enough_s
-        )
+        samples_us, disturbance = collect(counted, self._timed_s, limits, alone=alone, precise_s=self._enough_s)
         is_in_full = taken >= MAX_SAMPLES or time.perf_counter() - began >= self._timed_s
         if taken > len(samples_us):  # a burst was not believed
             self._enough_s = math.inf
@@ -352,9 +320,7 @@ class GraphClock(EventClock):
         launch: Launch,
         *,
         first_us: float,  # noqa: ARG002  # the clock's own contract
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        share: float = 1.0,
+        limits: TimingLimits = IN_FULL,
     ) -> Measurement:
         """Time launches in replays of a CUDA graph. See `Clock.measure`."""
 
@@ -365,21 +331,19 @@ class GraphClock(EventClock):
         stream.wait_stream(current)
         try:
             with self._claim() as alone:
-                return self._on_stream(stream, launch, early_stop_us, best_us, share=share, alone=alone)
+                return self._on_stream(stream, launch, limits, alone=alone)
         finally:  # whoever puts arguments back does so after what was launched here
             current.wait_stream(stream)
 
-    def _on_stream(
-        self, stream: Any, launch: Launch, early_stop_us: float, best_us: float, *, share: float, alone: bool
-    ) -> Measurement:
+    def _on_stream(self, stream: Any, launch: Launch, limits: TimingLimits, *, alone: bool) -> Measurement:
         import torch
 
         with torch.cuda.stream(stream):
             self._warm_up(launch)
             (once_us,) = self._batch(launch, 1)
-            if once_us > max(early_stop_us, SHORT_US):
+            if once_us > max(limits.early_stop_us, SHORT_US):
                 first_us, (once_us,) = once_us, self._batch(launch, 1)
-                if min(first_us, once_us) > early_stop_us:
+                if min(first_us, once_us) > limits.early_stop_us:
                     return self._measurement([first_us, once_us])
             count = max(1, min(GRAPH_LAUNCHES, int(2e6 * self._timed_s / MIN_SAMPLES / max(once_us, 1.0))))
             nothing = Launch(call=lambda: None, before=launch.before)
@@ -393,7 +357,7 @@ class GraphClock(EventClock):
 
             for graph in graphs:
                 graph.replay()
-            return self._collected(sample, math.inf, best_us, share=share, alone=alone)
+            return self._collected(sample, replace(limits, early_stop_us=math.inf), alone=alone)
 
     def _captured(self, launch: Launch, count: int) -> Any:
         import torch
@@ -437,9 +401,7 @@ class BenchmarkClock:
         launch: Launch,  # noqa: ARG002
         *,
         first_us: float,  # noqa: ARG002
-        early_stop_us: float = math.inf,  # noqa: ARG002
-        best_us: float = math.inf,  # noqa: ARG002
-        share: float = 1.0,  # noqa: ARG002
+        limits: TimingLimits = IN_FULL,  # noqa: ARG002
     ) -> Measurement:
         """Call the user's function once; its median is the one sample."""
         times_ms = self._do_bench(self._call, quantiles=QUANTILES)
@@ -548,11 +510,9 @@ def claim_device(identity: str) -> Iterator[bool]:
 
 def collect(
     sample: Callable[[int], list[float]],
-    early_stop_us: float,
     timed_s: float,
+    limits: TimingLimits = IN_FULL,
     *,
-    best_us: float = math.inf,
-    share: float = 1.0,
     alone: bool = True,
     precise_s: float = math.inf,
 ) -> tuple[tuple[float, ...], float]:
@@ -567,14 +527,15 @@ def collect(
     Returns:
         The quietest burst, in microseconds, and the share by which its median may be too long.
     """
-    began, most = time.perf_counter(), max(MIN_SAMPLES, round(MAX_SAMPLES * share))
-    bursts = [_burst(sample, early_stop_us, best_us, timed_s, most, precise_s)]
+    began, most = time.perf_counter(), max(MIN_SAMPLES, round(MAX_SAMPLES * limits.share))
+    bursts = [_burst(sample, timed_s, limits, most, precise_s)]
     if len(bursts[0]) < MIN_SAMPLES:
         return bursts[0], 0.0  # timing ended early
     while len(bursts) < MOST_BURSTS and time.perf_counter() - began < AGAIN_TIMES * timed_s:
         if _quietest(bursts)[1] == 0.0 and (alone or len(bursts) > 1):
             break
-        bursts.append(_burst(sample, math.inf, best_us, timed_s, most, precise_s))
+        again = replace(limits, early_stop_us=math.inf)
+        bursts.append(_burst(sample, timed_s, again, most, precise_s))
     return _quietest(bursts)
 
 
@@ -597,9 +558,8 @@ def _quick_us(samples_us: Sequence[float]) -> float:
 
 def _burst(
     sample: Callable[[int], list[float]],
-    early_stop_us: float,
-    best_us: float,
     timed_s: float,
+    limits: TimingLimits,
     most: int,
     precise_s: float,
 ) -> tuple[float, ...]:
@@ -607,21 +567,21 @@ def _burst(
     with _no_collection():
         began = time.perf_counter()
         samples = sample(1)
-        while min(samples) > early_stop_us:
+        while min(samples) > limits.early_stop_us:
             enough = EARLY_STOP_SAMPLES if samples[0] <= SHORT_US else 2
-            if len(samples) >= enough or samples[0] > max(FIRST_TIMES * early_stop_us, SHORT_US):
+            if len(samples) >= enough or samples[0] > max(FIRST_TIMES * limits.early_stop_us, SHORT_US):
                 return _rounded(samples)
             samples += sample(1)
         each_s = max(time.perf_counter() - began, 1e-6)
         while len(samples) < most:
             spent_s = time.perf_counter() - began
-            if len(samples) >= MIN_SAMPLES and (spent_s > timed_s or _slower(samples, best_us)):
+            if len(samples) >= MIN_SAMPLES and (spent_s > timed_s or _slower(samples, limits.best_us)):
                 break
             if spent_s > precise_s and _agree(samples):
                 break
             fit = int((timed_s - spent_s) / each_s)
             until = most
-            if len(samples) < MIN_SAMPLES and best_us != math.inf:
+            if len(samples) < MIN_SAMPLES and limits.best_us != math.inf:
                 until = MIN_SAMPLES
             elif len(samples) < PRECISE_FROM < most and PRECISE_FROM * each_s > precise_s:
                 until = PRECISE_FROM

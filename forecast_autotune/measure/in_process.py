@@ -14,6 +14,7 @@ from ..core.config import Config
 from ..core.config_errors import raised
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
+from ..core.timing_limits import IN_FULL, TimingLimits
 from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory
 from .buffers import Buffer, Buffers, equal, load_kernels, memory_of, nudged, reads_itself, stand_in
 from .checks import close, disagreement
@@ -82,16 +83,14 @@ class InProcessAttempt:
         arguments.put_back()
         return Ran(outputs=outputs, overrun=overrun, first_us=first_us, blank=tuple(blank), reads=tuple(reads))
 
-    def time(self, early_stop_us: float = math.inf, best_us: float = math.inf, share: float = 1.0) -> Measurement:
+    def time(self, limits: TimingLimits = IN_FULL) -> Measurement:
         """Time it, arguments put back before each sample, outside the timed region."""
         launch = self._launch()
         before = launch.before
         if self._arguments.changed:
             before = _both(self._arguments.restore, before)
         launch = Launch(call=launch.call, before=before, after=launch.after)
-        return self._clock.measure(
-            launch, first_us=self._last_us, early_stop_us=early_stop_us, best_us=best_us, share=share
-        )
+        return self._clock.measure(launch, first_us=self._last_us, limits=limits)
 
     def _first_of_all(self, *, compared: bool) -> Outputs | None:
         """Run the first candidate and see what it writes, and which of the slots that it rebinds are state.
@@ -385,10 +384,8 @@ class _Untried:
     def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:  # noqa: ARG002  # an attempt's own contract
         return Ran(outputs=None)
 
-    def time(self, early_stop_us: float, best_us: float, share: float) -> Measurement:
-        return self._clock.measure(
-            self._launch, first_us=math.nan, early_stop_us=early_stop_us, best_us=best_us, share=share
-        )
+    def time(self, limits: TimingLimits) -> Measurement:
+        return self._clock.measure(self._launch, first_us=math.nan, limits=limits)
 
 
 def raise_if_lost(clock: Clock, err: Exception) -> None:

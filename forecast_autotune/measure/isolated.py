@@ -8,12 +8,14 @@ import gc
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ..core.config import Config
 from ..core.config_errors import raised
 from ..core.outcome import Measurement
+from ..core.timing_limits import TimingLimits
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError
 from ..processes.extension import Extension
@@ -173,9 +175,9 @@ class _Conversation:
             reads=tuple(ran["reads"]),
         )
 
-    def time(self, early_stop_us: float, best_us: float, share: float) -> Measurement:
-        limits = {"early_stop_us": early_stop_us, "best_us": best_us, "share": share}
-        self._worker.send({"time": {name: us for name, us in limits.items() if math.isfinite(us)}})
+    def time(self, limits: TimingLimits) -> Measurement:
+        finite = {name: limit for name, limit in asdict(limits).items() if math.isfinite(limit)}
+        self._worker.send({"time": finite})
         timed = self._worker.receive(self._measurer.timing_s, self._measurer._bound_log)
         return Measurement(
             samples_us=tuple(float(s) for s in timed["samples_us"]),
@@ -269,6 +271,6 @@ def _run(channel: Channel, attempt: InProcessAttempt, command: Message) -> None:
 
 
 def _time(channel: Channel, attempt: InProcessAttempt, limits: Message) -> None:
-    timed = attempt.time(**limits)
+    timed = attempt.time(TimingLimits(**limits))
     names = ("samples_us", "clock_mhz", "temperature_c", "disturbance")
     channel.send({name: getattr(timed, name) for name in names})

@@ -18,6 +18,7 @@ from typing import Any
 from ..core.allowance import Allowance
 from ..core.config import Config
 from ..core.outcome import TIE_MARGIN, Failure, Measurement, Outcome
+from ..core.timing_limits import IN_FULL, TimingLimits
 from .call_account import CallAccount
 from .call_events import Event
 from .call_turns import CallTrial, Pair, Turn
@@ -144,25 +145,18 @@ class RealCalls:
     def skip_default(self) -> None:
         """See `Measurer`: the default is never run but by a call."""
 
-    def measure(
-        self,
-        config: Config,
-        *,
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        share: float = 1.0,  # noqa: ARG002  # a call counts for itself
-    ) -> Outcome:
-        """Wait until calls of the key have told enough of a config. See `Measurer`.
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+        """Wait until calls of the key have told enough of a config, whatever share is asked for. See `Measurer`.
 
         Raises:
             LearningEndedError: nothing more is to be learned.
         """
-        final = best_us == math.inf and config in self._tried
+        final = limits.best_us == math.inf and config in self._tried
         self._tried.add(config)
         with self._lock:
             if final and config in self.times and self.times[config] > FAR * self.times.incumbent_us:
                 return Measurement(samples_us=(self.times[config],))
-        trial = CallTrial(config, early_stop_us, final)
+        trial = CallTrial(config, limits.early_stop_us, final)
         try:
             trial.is_ready = self._load(config)
         except Exception as err:  # its first call says whether the config is to blame

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from ..core.config import Config
 from ..core.job import Recording
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
+from ..core.timing_limits import IN_FULL, TimingLimits
 from ..protocols import without_limit
 
 
@@ -89,7 +90,7 @@ class Replay:
     def skip_default(self) -> None:
         """Nothing is run here."""
 
-    def measure(self, config: Config, **_: float) -> Outcome:
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:  # noqa: ARG002  # a recording is in full
         """The recorded outcome, charging its cost."""
         outcome = self._outcome(config)
         self.charged_s += outcome.run_s if isinstance(outcome, Measurement) else outcome.cost_s

@@ -13,6 +13,7 @@ from ..core.config import Config
 from ..core.forecast import Forecast
 from ..core.job import reference_us
 from ..core.outcome import Evidence, Failure, Measurement, Outcome
+from ..core.timing_limits import IN_FULL, TimingLimits
 from ..protocols import Compiler, Measurer
 from .early_stop import early_stop_us
 from .ending import Ending
@@ -119,22 +120,19 @@ class Trials:
 
     def time_as_finalist(self, config: Config) -> Outcome:
         """Time a built config for one turn of several. The outcome is not kept."""
-        return self._measure("timing the best in turns", config, share=TURN_SHARE)
+        return self._measure("timing the best in turns", config, TimingLimits(share=TURN_SHARE))
 
     def _measure(
         self,
         doing: str,
         config: Config,
-        early_stop_us: float = math.inf,
-        best_us: float = math.inf,
-        *,
-        share: float = 1.0,
+        limits: TimingLimits = IN_FULL,
     ) -> Outcome:
         """Time a config, and have whoever watches keep still until the next report."""
         self._state.report(doing, timing=True)
         undisturbed = contextlib.nullcontext() if self.compiler.overlaps_timing else self.compiler.paused()
         with self._state.spending.on("timing"), undisturbed:
-            return self.measurer.measure(config, early_stop_us=early_stop_us, best_us=best_us, share=share)
+            return self.measurer.measure(config, limits)
 
     def _note_built(self, config: Config, result: Evidence | Failure) -> None:
         """Count a build of this run."""
@@ -209,17 +207,18 @@ class Trials:
                 return
             if config not in state.evidence:
                 continue
-            outcome = self._measure("timing", config, *self._limits_us(config))
+            outcome = self._measure("timing", config, self._limits(config))
             if isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=state.evidence[config].compile_s)
             state.keep(config, outcome)
             state.report("choosing")
 
-    def _limits_us(self, config: Config) -> tuple[float, float]:
-        """The time of a first run beyond which timing a config further is useless, and the best; infinite at first."""
+    def _limits(self, config: Config) -> TimingLimits:
+        """How far to time a config beside what is known of it and of others; in full at first."""
         ran = self._state.measured()
         reference = reference_us(self._state.outcomes, self._state.space.default)
         if not ran or reference is None:
-            return math.inf, math.inf
+            return IN_FULL
         best_us = next(iter(ran.values())).median_us
-        return early_stop_us(best_us, reference, self._state.forecaster.of(config)), best_us
+        stop_us = early_stop_us(best_us, reference, self._state.forecaster.of(config))
+        return TimingLimits(early_stop_us=stop_us, best_us=best_us)

@@ -25,6 +25,7 @@ from forecast_autotune.core.decision import Resolution
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.outcome import Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.base import StatelessSurrogate
@@ -53,9 +54,9 @@ class Telling(SqliteStore):
 
 
 class Unhurried(Replay):
-    def measure(self, config: Config, **limits: float) -> Outcome:
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         time.sleep(MEASURE_S)
-        return super().measure(config, **limits)
+        return super().measure(config, limits)
 
 
 class Blind(StatelessSurrogate):

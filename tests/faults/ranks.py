@@ -37,6 +37,7 @@ from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Job, Progress
 from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.core.workload import Program, Workload
 from forecast_autotune.distributed.job_store import Patience
 from forecast_autotune.frontends.deciding import decide, learn
@@ -161,7 +162,7 @@ class Toy:
     def skip_default(self) -> None:
         pass
 
-    def measure(self, config: Config, **limits: float) -> Outcome:
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         self.before(len(self.measured))
         if not self.again:
             self.measured.append(config)

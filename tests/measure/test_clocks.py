@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.core.timing_limits import TimingLimits
 from forecast_autotune.measure import clocks
 from forecast_autotune.measure.clocks import (
     MAX_SAMPLES,
@@ -35,13 +36,14 @@ def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
 
 @pytest.mark.parametrize(("share", "samples"), [(1.0, MAX_SAMPLES), (0.4, 20), (0.01, MIN_SAMPLES)])
 def test_a_share_of_the_usual_samples_is_taken(share: float, samples: int) -> None:
-    timed, _ = clocks.collect(lambda count: [100.0] * count, math.inf, 60.0, share=share)
+    timed, _ = clocks.collect(lambda count: [100.0] * count, 60.0, TimingLimits(share=share))
     assert len(timed) == samples
 
 
 def test_a_turn_of_a_finalist_still_shows_a_neighbours_work() -> None:
     times = itertools.cycle([100.0, 110.0, 110.0])
-    _, disturbance = clocks.collect(lambda count: [next(times) for _ in range(count)], math.inf, 60.0, share=TURN_SHARE)
+    limits = TimingLimits(share=TURN_SHARE)
+    _, disturbance = clocks.collect(lambda count: [next(times) for _ in range(count)], 60.0, limits)
     assert disturbance > 0.0
     assert round(MAX_SAMPLES * TURN_SHARE) >= clocks.BIMODAL_FROM
 
@@ -125,7 +127,7 @@ class Queue:
     def measure(self, monkeypatch: pytest.MonkeyPatch, share: float = 1.0) -> Measurement:
         monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: self.now_us / 1e6))
         clock = self.clock(lambda: self.run(2.0))
-        return clock.measure(Launch(call=self.launch), first_us=math.nan, share=share)
+        return clock.measure(Launch(call=self.launch), first_us=math.nan, limits=TimingLimits(share=share))
 
 
 @pytest.mark.parametrize("flush_us", [0.0, 35.0])
@@ -303,8 +305,8 @@ def test_a_measurement_that_is_not_in_full_tells_nothing_of_neighbours(monkeypat
     machine = Machine(steady())
     monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: machine.now_us / 1e6))
     clock, launch = machine.clock("events"), Launch(call=machine.launch)
-    clock.measure(launch, first_us=1000.0, best_us=910.0)  # it is slower, as 21 samples show
-    clock.measure(launch, first_us=1000.0, share=0.2)
+    clock.measure(launch, first_us=1000.0, limits=TimingLimits(best_us=910.0))  # it is slower, as 21 samples show
+    clock.measure(launch, first_us=1000.0, limits=TimingLimits(share=0.2))
     machine.launches = 0
     clock.measure(launch, first_us=1000.0)
     assert machine.launches == MAX_SAMPLES
@@ -383,5 +385,7 @@ def test_a_scale_that_no_device_drifts_to_changes_nothing(factor: float) -> None
 )
 def test_a_first_sample_that_may_be_a_warm_up_ends_no_timing(samples_us: tuple[float, ...], kept: int) -> None:
     times = itertools.chain(samples_us, itertools.repeat(samples_us[-1]))
-    timed, _ = clocks.collect(lambda count: [next(times) for _ in range(count)], 2000.0, 0.0)
+    timed, _ = clocks.collect(
+        lambda count: [next(times) for _ in range(count)], 0.0, TimingLimits(early_stop_us=2000.0)
+    )
     assert len(timed) == kept

@@ -16,6 +16,7 @@ from toy import Toy
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.core.timing_limits import TimingLimits
 from forecast_autotune.measure import arguments, isolated
 from forecast_autotune.measure.arguments import Arguments, snapshot
 from forecast_autotune.measure.base import CheckError
@@ -86,7 +87,7 @@ def test_a_slower_variant_measures_slower(toy: Toy, tmp_path: Path) -> None:
     with measuring(toy, "scaled", (torch.ones(20_000), 2.0), tmp_path, check=None) as measurer:
         plain = measurer.measure(toy.config("plain"))
         assert isinstance(plain, Measurement)
-        slower = measurer.measure(toy.config("slower"), early_stop_us=4 * plain.median_us)
+        slower = measurer.measure(toy.config("slower"), TimingLimits(early_stop_us=4 * plain.median_us))
     assert isinstance(slower, Measurement)
     assert slower.median_us > 4 * plain.median_us
     assert len(slower.samples_us) <= EARLY_STOP_SAMPLES, "what cannot win is not timed further"

@@ -20,6 +20,7 @@ from simulated_calls import Device, Event
 from forecast_autotune.core.allowance import Allowance
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.frontends.online.learning import AnotherThreadError, Learning
 from forecast_autotune.measure import call_turns, head_start, launch_windows, real_calls
 from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
@@ -117,12 +118,12 @@ class TestRealCalls(MeasurerContract):
         assert calls.incumbent == FAST
 
     def test_what_needs_no_telling_apart_takes_few_calls(self) -> None:
-        outcome = self.make_measurer().measure(FAST, early_stop_us=1e6, best_us=100.0)
+        outcome = self.make_measurer().measure(FAST, TimingLimits(early_stop_us=1e6, best_us=100.0))
         assert isinstance(outcome, Measurement)
         assert len(outcome.samples_us) < MOST_PAIRS
 
     def test_a_slow_one_is_out_after_one_call(self) -> None:
-        outcome = self.make_measurer().measure(SLOW, early_stop_us=200.0, best_us=100.0)
+        outcome = self.make_measurer().measure(SLOW, TimingLimits(early_stop_us=200.0, best_us=100.0))
         assert isinstance(outcome, Measurement)
         assert len(outcome.samples_us) == 1
 
@@ -255,11 +256,11 @@ class HostBound:
             self.device.host_us = max(self.device.host_us, self.device.free_us)
         self.device.host_us += self.loop_us
 
-    def measure(self, us: dict[Config, float], **limits: float) -> list[Measurement]:
+    def measure(self, us: dict[Config, float], limits: TimingLimits = IN_FULL) -> list[Measurement]:
         outcomes: list[object] = []
 
         def measure() -> None:
-            outcomes.extend(self.calls.measure(config, **limits) for config in us)
+            outcomes.extend(self.calls.measure(config, limits) for config in us)
 
         thread = threading.Thread(target=measure, daemon=True)
         thread.start()
@@ -474,7 +475,7 @@ def test_launches_that_are_always_long_end_no_trial_in_endless_tries(
 
 def test_a_slow_candidate_is_out_after_one_call_though_the_device_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     program = HostBound(monkeypatch, helps=True)
-    default, slow = program.measure({DEFAULT: 10.0, SLOW: 50_000.0}, early_stop_us=40.0)
+    default, slow = program.measure({DEFAULT: 10.0, SLOW: 50_000.0}, TimingLimits(early_stop_us=40.0))
     assert len(default.samples_us) > 1
     assert slow.samples_us == pytest.approx([50_000.0], rel=0.01)
     assert program.launched.count(SLOW) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Job, Progress, Recording
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy, Surrogate
 from forecast_autotune.surrogates.base import StatelessSurrogate
@@ -99,8 +99,8 @@ class Noisy(Replay):
         self.spread = spread
         self.asked: list[tuple[Config, float]] = []
 
-    def measure(self, config: Config, **limits: float) -> Outcome:
-        self.asked.append((config, limits.get("early_stop_us", math.inf)))
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+        self.asked.append((config, limits.early_stop_us))
         outcome = super().measure(config)
         assert isinstance(outcome, Measurement)
         shares = (1 - self.spread, 1.0, 1 + self.spread)

@@ -12,6 +12,7 @@ from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
@@ -25,9 +26,9 @@ def test_finalists_are_timed_again_in_turns() -> None:
         repeatable = True
         asked: list[Config]
 
-        def measure(self, config: Config, **limits: float) -> Outcome:
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
             self.__dict__.setdefault("asked", []).append(config)
-            shares.append(limits["share"])
+            shares.append(limits.share)
             return super().measure(config)
 
     of = recorded_as([100, 50, 51, 90])
@@ -68,8 +69,8 @@ class Warming(Noisy):
         self.factor = factor
         self.after = after
 
-    def measure(self, config: Config, **limits: float) -> Outcome:
-        outcome = super().measure(config, **limits)
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+        outcome = super().measure(config, limits)
         assert isinstance(outcome, Measurement)
         slow = self.factor if len(self.asked) > self.after else 1.0
         return replace(outcome, samples_us=tuple(t * slow for t in outcome.samples_us))
@@ -78,8 +79,8 @@ class Warming(Noisy):
 @pytest.mark.parametrize("each", [0.995, 1.005])
 def test_a_drift_from_turn_to_turn_favours_no_finalist(each: float) -> None:
     class Drifting(Noisy):
-        def measure(self, config: Config, **limits: float) -> Outcome:
-            outcome = super().measure(config, **limits)
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+            outcome = super().measure(config, limits)
             assert isinstance(outcome, Measurement)
             turns = max(0, len(self.asked) - 4)
             return replace(outcome, samples_us=tuple(t * each**turns for t in outcome.samples_us))
@@ -123,8 +124,8 @@ def test_of_many_equally_fast_the_first_in_the_space_is_a_finalist() -> None:
 
 def test_who_looked_slow_beside_a_neighbour_is_timed_again_in_the_finals() -> None:
     class Neighboured(Noisy):
-        def measure(self, config: Config, **limits: float) -> Outcome:
-            outcome = super().measure(config, **limits)
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+            outcome = super().measure(config, limits)
             assert isinstance(outcome, Measurement)
             beside = config == Config({"i": 2}) and len(self.asked) <= 4
             return replace(outcome.scaled(1.5), disturbance=1 / 3) if beside else outcome

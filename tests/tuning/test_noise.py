@@ -7,7 +7,9 @@ import pytest
 from recorded import measurement
 from small_runs import Noisy, decide, recorded_as, tuned_by
 
-from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.tuning import noise
 from forecast_autotune.tuning.failures import recordings_unreported
 from forecast_autotune.tuning.noise import NOISY, spread_of
@@ -63,8 +65,9 @@ class Drifting(Noisy):
         super().__init__(of, 0.0)  # type: ignore[arg-type]
         self.share, self.seen = share, set[object]()
 
-    def measure(self, config, **more):  # type: ignore[no-untyped-def]
-        outcome = super().measure(config, **more)
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+        outcome = super().measure(config, limits)
+        assert isinstance(outcome, Measurement)
         again = config in self.seen
         self.seen.add(config)
         return outcome.scaled(self.share) if again else outcome

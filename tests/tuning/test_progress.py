@@ -31,6 +31,7 @@ from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.job import Job, Progress
 from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.tuning import progress
 from forecast_autotune.tuning.loop import tune
@@ -346,12 +347,12 @@ class Watched(Replay):
         self.ticking: list[bool] = []
         self.written: list[int] = []
 
-    def measure(self, config: Config, **limits: float) -> Outcome:
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         before = len(self.stream.writers)
         time.sleep(0.05)
         self.ticking.append(any(t.name == "forecast_autotune_progress" for t in threading.enumerate()))
         self.written.append(len(self.stream.writers) - before)
-        return super().measure(config, **limits)
+        return super().measure(config, limits)
 
 
 def watched_run(kind: str, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> Watched:

@@ -18,6 +18,7 @@ from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.core.job import Compile, Measure, Recording, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy, Surrogate
 from forecast_autotune.tuning.loop import tune
@@ -42,9 +43,9 @@ class Clocked(Replay):
             self.begun.append((self.charged_s, int(str(config["i"]))))
             yield config
 
-    def measure(self, config: Config, **limits: Any) -> Outcome:
+    def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         self.timed.append((self.charged_s, int(str(config["i"]))))
-        return super().measure(config, **limits)
+        return super().measure(config, limits)
 
 
 def compiled_in(seconds: Sequence[float], times_us: Sequence[float] | None = None) -> Recording:
@@ -118,9 +119,9 @@ def test_a_measurer_prepares_itself_while_the_first_are_being_built() -> None:
             seen.append("prepared")
             assert self.begun, "compilers have something to do meanwhile"
 
-        def measure(self, config: Config, **limits: Any) -> Outcome:
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
             seen.append("timed")
-            return super().measure(config, **limits)
+            return super().measure(config, limits)
 
     of = compiled_in([1, 2, 3, 4])
     device = Preparing(of, workers=4)
@@ -283,10 +284,10 @@ def test_a_budget_in_seconds_ends_while_something_is_compiled(workers: int) -> N
 
 def test_what_is_interrupted_while_others_compile_is_kept() -> None:
     class Interrupted(Clocked):
-        def measure(self, config: Config, **limits: Any) -> Outcome:
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
             if len(self.timed) == 2:
                 raise KeyboardInterrupt
-            return super().measure(config, **limits)
+            return super().measure(config, limits)
 
     of, store = compiled_in([1, 2, 3, 4, 5]), Memory()
     device = Interrupted(of, workers=4)
