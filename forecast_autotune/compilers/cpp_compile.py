@@ -171,7 +171,7 @@ class CppCompiler:
                         pool.submit(work, config)
                         building, begun = building + 1, begun + 1
                     if not ready and building:
-                        limit_s = patience_s(waited_s())
+                        limit_s = patience_s(waited_s()) if done.empty() else 0.0
                         try:
                             config, built = done.get(timeout=None if limit_s == math.inf else limit_s)
                         except queue.Empty:

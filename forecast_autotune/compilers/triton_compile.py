@@ -161,7 +161,7 @@ class SourceCompiler:
         patience_s: Callable[[float], float],
     ) -> bool:
         """Wait until something is compiled, as long as the caller's patience lasts; whether anything was."""
-        ended: list[Compiling] = []
+        ended = [each for each in compiling if each.done()]
         while compiling and not ended:
             limit_s = patience_s(_waited_s(compiling, self.pool.clock()))
             wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)

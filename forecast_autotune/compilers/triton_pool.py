@@ -110,8 +110,11 @@ class WorkerPool:
 
     def prepare(self) -> None:
         """Have the workers' server import Triton, which takes it 0.2 s, while the caller still makes the first task."""
-        if not (self._threads or self._unavailable or self._pausing.is_paused):
+        with self._lock:
+            if self._threads or self._unavailable or self._pausing.is_paused:
+                return
             self._server.prepare()
+            self._add_thread()  # which also ends the server if no task comes
 
     def abandon(self, compiling: Collection[Compiling]) -> None:
         """Nobody waits for these any more: those that have begun end, and their workers with them."""
@@ -128,11 +131,14 @@ class WorkerPool:
                 raise WorkersUnavailableError(self._unavailable)
             self._waiting += 1
             if self._waiting > self._idle and len(self._threads) < self.workers:
-                thread = threading.Thread(target=self._serve, name="forecast_autotune-compile", daemon=True)
-                self._threads.append(thread)
-                self._idle += 1
-                thread.start()
+                self._add_thread()
         self._jobs.put(job)
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._serve, name="forecast_autotune-compile", daemon=True)
+        self._threads.append(thread)
+        self._idle += 1
+        thread.start()
 
     def paused(self) -> AbstractContextManager[None]:
         """Stop every compile, its tools included, for as long as something is timed that must not be disturbed."""
@@ -178,7 +184,7 @@ class WorkerPool:
         compiler: _Compiler | None = None
         while True:
             try:
-                job = self._jobs.get(timeout=IDLE_S if compiler else None)
+                job = self._jobs.get(timeout=IDLE_S if compiler or self._server.pid is not None else None)
             except queue.Empty:
                 self._retire(compiler)
                 compiler = None

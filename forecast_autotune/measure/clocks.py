@@ -31,6 +31,7 @@ MIN_SAMPLES, MAX_SAMPLES = 5, 50
 PRECISE_FROM, PRECISE_S, PRECISE = 10, 0.004, 0.01
 SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
 BATCH = 16  # launches handed to a device at once
+LONGER_TIMES = 1.5  # a batch is made again where the head start should have been so many times as long
 LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
 EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
 SHORT_US = 1000.0  # a sample as short as this may show a stumble of the host; a longer one is the device's
@@ -266,7 +267,7 @@ class EventClock:
         times_us, was_behind = self._queued(launch, count, lead_s)
         if count > 1 and not was_behind:  # what it waited for may be in the times
             self._has_caught_up = self._has_caught_up or each_us > 0.0
-            if (longer_s := self._lead_s(count, 0.0)) > lead_s:
+            if (longer_s := self._lead_s(count, 0.0)) > LONGER_TIMES * lead_s:
                 times_us, _ = self._queued(launch, count, longer_s)
         return times_us
 
@@ -285,7 +286,7 @@ class EventClock:
         events = [(new(enable_timing=True), new(enable_timing=True)) for _ in range(count)]
         if self._spin is not None:
             self._spin(lead_s)
-        began, first_s = time.perf_counter(), 0.0
+        began, took_first_s = time.perf_counter(), -1.0
         for start, end in events:
             if launch.before is not None:
                 launch.before()
@@ -296,10 +297,12 @@ class EventClock:
             end.record()
             if launch.after is not None:
                 launch.after()
-            first_s = first_s or time.perf_counter() - began
-        self._first_s = first_s
+            if took_first_s < 0:
+                took_first_s = time.perf_counter() - began
+                waited_too = self._spin is not None and start.query()  # for the device, and so for its head start
+                self._first_s = max(0.0, took_first_s - lead_s) if waited_too else took_first_s
         if count > 1:
-            self._host_s = (time.perf_counter() - began - first_s) / (count - 1)
+            self._host_s = (time.perf_counter() - began - took_first_s) / (count - 1)
         was_behind = self._spin is None or not events[-1][0].query()
         if self._sensors is not None:
             self._seen = self._sensors()  # while it is at work: an idle device slows its clock

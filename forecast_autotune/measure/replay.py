@@ -65,7 +65,7 @@ class Replay:
             if not under_way:
                 return
             last_s = max(began for _, _, began, _, _ in under_way)
-            while (wait_s := max(0.0, under_way[0][0] - self.charged_s)) > (
+            while (wait_s := max(0.0, under_way[0][0] - self.charged_s)) > 0 and wait_s > (
                 limit_s := patience_s(self.charged_s - last_s)
             ):
                 if self.charged_s + limit_s == self.charged_s:  # too little for the clock to tell

@@ -149,10 +149,12 @@ class ForkServer:
         if self._control is not None and not self._control.is_readable():
             return self._control
         self._stop()
+        if not sys.executable:
+            raise OSError("this Python does not say where its program lies")
         # Both are found by the caller's path, unless an import hook of an editable installation finds them.
         files = [__file__.rpartition(os.sep)[0], getattr(sys.modules.get(self._preload), "__file__", None)]
         path = [
-            *(entry for entry in sys.path if entry),
+            *(entry for entry in sys.path if entry and isinstance(entry, str)),  # Python passes over all others, too
             *(str(Path(file).resolve().parents[1]) for file in files if file),
         ]
         ours, theirs = channels()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -28,12 +30,13 @@ class Finals:
     def __init__(self, state: RunState, trials: Trials) -> None:
         self._state = state
         self._trials = trials
-        self._timed: set[Config] = set()  # all of them side by side
+        self._firsts: dict[Config, Measurement] = {}  # of the finalists, from before their turns
+        self._have_been_early = False
 
     def measure(self) -> None:
-        """Time the finalists of all that was timed, unless that is done, with nothing being compiled beside them."""
-        finalists = self._untimed()
-        if not finalists:
+        """Time the finalists of all that was timed, with nothing being compiled beside them, unless that is done already."""
+        finalists = self._pick()
+        if {*finalists} <= self._state.finals.keys():
             return
         self._state.finals.clear()  # another config has come near since
         if len(finalists) >= 2 and self._state.budget.seconds_left > 0:
@@ -42,32 +45,44 @@ class Finals:
                 with self._trials.compiler.paused():
                     self._measure(finalists)
 
-    def measure_meanwhile(self) -> bool:
-        """Time those of now while the last configs are being compiled, which may change them; whether any was timed."""
-        finalists = self._untimed()
-        if len(finalists) < 2 or not self._state.evidence.keys() >= {*finalists}:
+    def measure_meanwhile(self, usual_s: float) -> bool:
+        """Time those of now, once, while the last configs are being compiled, which may change them; whether it did.
+
+        Args:
+            usual_s: what a build usually takes: turns hold up what is built meanwhile, so they are to take half of that, and
+                are given up beyond all of it.
+        """
+        finalists, ran = self._pick(), self._state.measured()
+        if self._have_been_early or len(finalists) < 2 or not self._state.evidence.keys() >= {*finalists}:
             return False
-        self._measure(finalists)
+        round_s = 2 * len(finalists) * statistics.median(ran[config].run_s for config in finalists)
+        if round_s > usual_s / 2:
+            return False
+        self._have_been_early = True
+        self._measure(finalists, within_s=usual_s)
         return True
 
-    def _untimed(self) -> list[Config]:
-        ran = self._state.measured()
-        finalists = pick_finalists(ran, self._state.space) if ran else []
-        return [] if self._timed >= {*finalists} else finalists
+    def _first_times(self) -> dict[Config, Measurement]:
+        """Of all that ran, fastest first: none as it was timed in turns."""
+        ran = {**self._state.measured(), **self._firsts}
+        return dict(sorted(ran.items(), key=lambda item: (item[1].median_us, self._state.space.index(item[0]))))
 
-    def _measure(self, finalists: list[Config]) -> None:
-        state, ran = self._state, self._state.measured()
-        self._timed = {*finalists}
-        again = _time_in_turns(finalists, state, self._trials)
+    def _pick(self) -> list[Config]:
+        ran = self._first_times()
+        return pick_finalists(ran, self._state.space) if ran else []
+
+    def _measure(self, finalists: list[Config], within_s: float = math.inf) -> None:
+        state, ran = self._state, self._first_times()
+        again = _time_in_turns(finalists, state, self._trials, within_s)
         if not again or len(again) < len(finalists):
             return
         anchor = state.space.default if state.space.default in again else next(iter(again))
         scale = ran[anchor].median_us / again[anchor].median_us
         if anchor == state.space.default and anchor in state.tried:  # else it is an earlier run's time that was another
             state.drift = 1 / scale - 1
-        state.finals.clear()
         for config, measurement in again.items():
             first, scaled = ran[config], measurement.scaled(scale)
+            self._firsts[config] = first
             state.finals[config] = replace(scaled, compile_s=first.compile_s, run_s=first.run_s + measurement.run_s)
             state.keep(config, state.finals[config])
 
@@ -99,13 +114,18 @@ def settled(timed: Mapping[Config, Measurement]) -> bool:
     return all(gap > doubt or doubt <= SWITCH_MARGIN for gap, doubt in noises)
 
 
-def _time_in_turns(finalists: list[Config], state: RunState, trials: Trials) -> dict[Config, Measurement]:
-    """Each finalist's samples of all rounds; one that fails leaves the list.
+def _time_in_turns(
+    finalists: list[Config], state: RunState, trials: Trials, within_s: float
+) -> dict[Config, Measurement]:
+    """Each finalist's samples of all rounds; one that fails leaves the list. Empty if they would take too long.
 
     A round goes there and back, so that a machine that slowly gets faster or slower favours none.
     """
     again: dict[Config, Measurement] = {}
+    until_s = state.budget.spent_s + within_s
     for _ in range(MOST_ROUNDS):
+        if state.budget.spent_s > until_s:
+            return {}
         for config in (*finalists, *reversed(finalists)):
             if state.budget.seconds_left <= 0:
                 return again

@@ -153,7 +153,7 @@ class Selective:
             return _all_tried(view)
         if reason := picking.nothing_left():
             return Stop(reason)
-        # Cut off at the end, not picked for so many: a larger budget goes on where a smaller one ended.
+        # Cut off at the end, not picked for so many: with one worker a larger budget goes on where a smaller one ended.
         room = int(max(1, min(view.configs_left, len(view.space))))
         return Compile(tuple(view.space[i] for i in picking.batch(_batch_size(view))[:room]))
 

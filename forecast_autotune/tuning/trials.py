@@ -22,6 +22,11 @@ from .stragglers import patience_s, usual_build_s
 
 log = logging.getLogger(__name__)
 
+# So much of a budget may be under way at once: the others are chosen by what the first have shown. On 243 spaces of 81
+# recorded kernels, by models that have not seen them, with 16 workers: choices with 8 configs are 1.8 % off the best instead
+# of 2.4, and 4 % of them over 10 % off instead of 6, for a tenth more seconds; with 16 configs 1.0 % off instead of 1.2, for
+# 4 % more.
+BLIND = 5 / 8
 SOON_S = 0.001  # to ask again at once how much longer to wait
 TURN_SHARE = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which a neighbour's work still shows
 
@@ -47,20 +52,25 @@ class Trials:
     @property
     def workers(self) -> int:
         """How many configs this process builds side by side."""
-        return self._state.sharing.part_of(self.compiler.workers)
+        workers = self._state.sharing.part_of(self.compiler.workers)
+        limit = self._state.budget.limit
+        if limit is None or limit >= len(self._state.space):
+            return workers
+        return max(1, min(workers, math.ceil(BLIND * limit)))
 
     @property
     def idle_workers(self) -> int:
         """How many more could be building now."""
         return max(1, self.workers - len(self._state.under_way.keys() - self._state.left_behind))
 
-    def stream(self, choices: Iterator[Config], *, meanwhile: Callable[[], bool] = lambda: False) -> None:
+    def stream(self, choices: Iterator[Config], *, meanwhile: Callable[[float], bool] = lambda _: False) -> None:
         """Try configs, each chosen when a worker is free for it, until there are no more or the run ends.
 
         What is built is timed at once, while the rest is being built. Stragglers are left behind; see `stragglers`.
 
         Args:
-            meanwhile: times what a wait for stragglers leaves time for, where nothing else is left to do; whether it did.
+            meanwhile: times what a wait for stragglers leaves time for, where nothing else is left to do, and whether it
+                did; it is told how many seconds a build usually takes.
         """
         state = self._state
         state.report("building")
@@ -149,7 +159,7 @@ class Trials:
         else:
             self._state.evidence[config] = result
 
-    def _patience_s(self, meanwhile: Callable[[], bool], waited_s: float) -> float:
+    def _patience_s(self, meanwhile: Callable[[float], bool], waited_s: float) -> float:
         """How much longer to wait for what has all been built for so many seconds; waits are made use of."""
         state = self._state
         if not self._is_prepared:
@@ -164,11 +174,12 @@ class Trials:
         gain = partial(self._expected_gain, building - state.left_behind)
         left_s = min(state.budget.seconds_left, patience_s(state.build_s, waited_s, gain))
         if left_s > 0 and (self._all_begun or state.configs_left <= 0) and self._repeats_beside_builds:
-            until_overdue_s = usual_build_s(state.build_s) - waited_s
-            if until_overdue_s > 0:
-                return min(left_s, until_overdue_s)
-            if meanwhile():
-                return min(left_s, SOON_S)
+            usual_s = usual_build_s(state.build_s)
+            if waited_s < usual_s:
+                return min(left_s, usual_s - waited_s)
+            if meanwhile(usual_s):
+                left_s = min(left_s, SOON_S)
+        state.report("building")
         return left_s
 
     @property

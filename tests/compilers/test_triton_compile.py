@@ -587,6 +587,36 @@ def test_the_workers_server_starts_while_the_first_task_is_made(
     pool.close()
 
 
+def test_a_server_that_gets_no_task_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_pool, "IDLE_S", 0.05)
+    pool = triton_pool.WorkerPool(1)
+    pool.prepare()
+    server = pool._server.pid
+    assert server is not None
+    while is_running(server):
+        time.sleep(0.02)
+    pool.close()
+
+
+def test_what_is_built_is_handed_over_before_anyone_is_asked_how_long_to_wait(own_cache: Path) -> None:
+    pool, asked = triton_pool.WorkerPool(2), list[float]()
+
+    def patience_s(waited_s: float) -> float:
+        asked.append(waited_s)
+        return 60.0
+
+    compiling = compiler(scale, (half(320), 320), pool=pool).compile(
+        [Config({"BLOCK": b}) for b in (64, 128)], workers=2, patience_s=patience_s
+    )
+    next(compiling)
+    while pool._idle < len(pool._threads):
+        time.sleep(0.02)
+    asked.clear()
+    next(compiling)
+    assert asked in ([], [0.0]), "of a build, only of its launcher"
+    pool.close()
+
+
 @pytest.mark.parametrize("why", ["closed", "paused"])
 def test_no_server_is_started_for_a_pool_that_starts_no_workers(why: str) -> None:
     pool = triton_pool.WorkerPool(1)

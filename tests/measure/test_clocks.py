@@ -15,6 +15,7 @@ from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.timing_limits import TimingLimits
 from forecast_autotune.measure import clocks
 from forecast_autotune.measure.clocks import (
+    BATCH,
     MAX_SAMPLES,
     MIN_SAMPLES,
     MOST_BURSTS,
@@ -158,6 +159,20 @@ def test_a_slow_first_launch_is_taken_for_the_first_alone(monkeypatch: pytest.Mo
     queue.measure(monkeypatch)
     batches = 4  # of 50 samples, with the very first
     assert queue.spun_us - queue.spun_before_us < batches * (1e6 * clocks.LEAST_SPIN_S + 1.5 * 300.0 + 15 * 5.0)
+
+
+def test_what_waits_for_the_device_itself_needs_no_longer_head_start_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(itertools.repeat(40.0), host_us=30.0, flush_us=5.0)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
+    clock = queue.clock(lambda: queue.run(2.0))
+
+    def waiting() -> None:
+        queue.launch()
+        queue.synchronize()
+
+    measured = [clock.measure(Launch(call=waiting), first_us=math.nan) for _ in range(4)]
+    assert all(len(each.samples_us) > BATCH for each in measured)
+    assert {each.median_us for each in measured} == {measured[0].median_us}
 
 
 def test_what_was_prepared_is_not_waited_for_by_the_first_measurement(monkeypatch: pytest.MonkeyPatch) -> None:

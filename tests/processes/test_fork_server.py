@@ -263,6 +263,16 @@ def test_modules_that_lie_in_the_current_folder_are_not_run(tmp_path: Path, monk
     assert not (tmp_path / "was_run").exists()
 
 
+def test_a_path_that_is_no_text_is_passed_over_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_jobs.allow(monkeypatch)
+    monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere")])
+    server = ForkServer("json")
+    with server.start(toy_jobs.echo, {}) as talking:
+        talking.send({"said": 1})
+        assert talking.receive(60.0) == {"said": 1}
+    server.stop()
+
+
 def test_workers_that_end_in_the_same_moment_are_judged_each_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate's server is ended, a build's stays, though the fork server hears of both ends at once."""
     toy_jobs.allow(monkeypatch)

@@ -258,6 +258,44 @@ def test_a_last_build_that_comes_near_has_turns_beside_the_others() -> None:
     assert (decision.config, decision.config_us) == (Config({"i": 4}), pytest.approx(80))
 
 
+@pytest.mark.parametrize("budget", ["2.6s", "2.75s", "2.9s"])
+def test_a_late_build_wins_though_its_turns_are_cut_off(budget: str) -> None:
+    of = compiled_in([1, 1, 1, 1, 2.4, HOUR_S], [100, 90, 150, 160, 45, 300])
+    _, decision = run(of, workers=6, budget=budget, device=Repeating(of, workers=6))
+    assert (decision.config, decision.config_us) == (Config({"i": 4}), pytest.approx(45))
+
+
+def test_turns_that_take_longer_than_a_build_hold_up_nothing() -> None:
+    of = recorded_as(
+        [
+            replace(measurement(t), compile_s=s, run_s=0.35)
+            for s, t in ((1, 100), (1, 101), (1, 102), (1, 103), (2.9, 33))
+        ]
+    )
+    device, decision = run(of, workers=5, budget="5", device=Repeating(of, workers=5))
+    assert [i for _, i in device.timed][:5] == [0, 1, 2, 3, 4]
+    assert decision.config == Config({"i": 4})
+
+
+def test_who_watches_is_told_that_builds_are_waited_for_once_the_turns_are_over() -> None:
+    of = compiled_in([1, 1, 1, 1, 2.9], [100, 100.1, 150, 160, 190])
+    device = Repeating(of, workers=5)
+    said: list[tuple[float, str, bool]] = []
+    tune(
+        job_of(of),
+        compiler=device,
+        surrogate=Fixed(),
+        policy=InOrder(),
+        measurer=device,
+        store=Memory(),
+        budget=Budget("5", clock=device.clock),
+        listener=lambda progress: said.append((device.charged_s, progress.doing, progress.timing)),
+    )
+    before_the_last = [each for each in said if each[0] < 2.9]
+    assert "timing the best in turns" in {doing for _, doing, _ in before_the_last}
+    assert before_the_last[-1][1:] == ("building", False)
+
+
 def test_a_last_build_wins_though_no_time_is_left_for_turns() -> None:
     of = compiled_in([1, 1, 1, 1, 2.4], [100, 90, 150, 160, 80])
     device, decision = run(of, workers=5, budget="2.45s", device=Repeating(of, workers=5))
