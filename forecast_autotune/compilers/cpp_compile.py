@@ -42,7 +42,7 @@ from .builds import mark_used
 from .cpp_broken import BrokenSources
 from .cpp_build import build
 from .cpp_builds import CppBuilds
-from .cpp_errors import complete_log, failure_reason, first_errors
+from .cpp_errors import complete_log, failure_reason, first_errors, macros_in_headers
 from .cpp_recipe import Recipe, Variant
 from .cuda_report import kernel_report
 from .private_folders import make_private, write_private
@@ -204,11 +204,22 @@ class CppCompiler:
             return
         self._failed[config] = built
         if self._broken.breaks_all(config, built):
-            errors = self._errors(self._variant(config), built)
-            raise BuildError(f"{self.recipe.name} builds with no config, for no knob touches why:\n{errors}")
+            variant = self._variant(config)
+            why = "" if self._names_of_headers(variant) else ", for no knob touches why"
+            raise BuildError(f"{self.recipe.name} builds with no config{why}:\n{self._errors(variant, built)}")
 
     def _errors(self, variant: Variant, failure: Failure) -> str:
-        return first_errors(self.builds.folder(variant) / "build.log", failure.message)
+        errors = first_errors(self.builds.folder(variant) / "build.log", failure.message)
+        if names := self._names_of_headers(variant):
+            errors += (
+                "\nA knob is a macro in all that is included, and an installed header has a name of its own like "
+                f"{' and '.join(names)}: give it a longer name"
+            )
+        return errors
+
+    def _names_of_headers(self, variant: Variant) -> list[str]:
+        """The variant's macros that an error in a header may come from."""
+        return macros_in_headers(self.builds.folder(variant) / "build.log", variant.macros)
 
     def _variant(self, config: Config) -> Variant:
         return self.recipe.variant(config, self.toolchain, self.hardware)
@@ -294,7 +305,6 @@ class CppCompiler:
 
     def _start(self, variant: Variant, folder: Path, slot: Path) -> Worker:
         recipe = self.recipe
-        macros = {d[2:].partition("=")[0] for d in variant.defines}
         plan = {
             "name": recipe.name,
             "slot": str(slot),
@@ -309,7 +319,9 @@ class CppCompiler:
             "defines": variant.defines,
             "flags": variant.flags,
             "include_folders": recipe.include_folders,
-            "binding_has_knobs": any(re.search(rf"\b{name}\b", text) for name in macros for text in variant.cpp),
+            "binding_has_knobs": any(
+                re.search(rf"\b{name}\b", text) for name in variant.macros for text in variant.cpp
+            ),
         }
         write_private(folder / "request.json", json.dumps(plan))
         (folder / "build.log").unlink(missing_ok=True)

@@ -200,6 +200,11 @@ class Variant:
     kernel: tuple[str, ...]
     namespace: str | None
 
+    @property
+    def macros(self) -> list[str]:
+        """The names that its flags define."""
+        return [define[2:].partition("=")[0] for define in self.defines]
+
 
 def as_sources(value: object, argument: str) -> Sources:
     """Sources as a user gives them: a text, several, or alternatives by name.

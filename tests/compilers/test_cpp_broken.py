@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import forecast_autotune as fa
 from forecast_autotune.compilers import cpp_compile
 from forecast_autotune.compilers.cpp_broken import BrokenSources
-from forecast_autotune.compilers.cpp_errors import complete_log, failure_reason, first_errors
+from forecast_autotune.compilers.cpp_errors import complete_log, failure_reason, first_errors, macros_in_headers
 from forecast_autotune.compilers.cpp_recipe import Recipe
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure
@@ -116,6 +117,23 @@ def test_the_first_errors_are_shown_with_the_lines_that_are_quoted(tmp_path: Pat
     log.write_text("c++ -c main.cpp\n" + error.format("/builds/slot-0/") + "note: nothing\n" + error.format("") * 4)
     assert first_errors(log, "no") == error.format("") * 3 + f"and 2 more errors\nlog: {log}"
     assert first_errors(tmp_path / "none.log", "what the worker said") == "what the worker said"
+
+
+def test_a_knob_that_a_header_has_as_a_name_of_its_own_is_named(tmp_path: Path) -> None:
+    installed = tmp_path / "include" / "pair.h"
+    installed.parent.mkdir()
+    installed.write_text("template <typename K, typename V>\nstruct Pair { K first; V second; };\n")
+    source, log = tmp_path / "main.cpp", tmp_path / "build.log"
+    for text, named in (("Pair<int, float> p;", ["K"]), ("int f( { return K; }", [])):
+        source.write_text(f"#include <pair.h>\n{text}\n" if named else text)
+        done = subprocess.run(
+            ["c++", "-c", f"-isystem{installed.parent}", "-DK=4", "-DLANES=2", str(source), "-o", str(tmp_path / "o")],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode
+        log.write_text(done.stderr)
+        assert macros_in_headers(log, ["K", "LANES"]) == named
+    assert macros_in_headers(tmp_path / "none.log", ["K"]) == []
 
 
 def test_what_a_worker_had_no_time_to_log_is_added_to_its_log(tmp_path: Path) -> None:
