@@ -22,11 +22,6 @@ from .stragglers import patience_s, usual_build_s
 
 log = logging.getLogger(__name__)
 
-# So much of a budget may be under way at once: the others are chosen by what the first have shown. On 243 spaces of 81
-# recorded kernels, by models that have not seen them, with 16 workers: choices with 8 configs are 1.8 % off the best instead
-# of 2.4, and 4 % of them over 10 % off instead of 6, for a tenth more seconds; with 16 configs 1.0 % off instead of 1.2, for
-# 4 % more.
-BLIND = 5 / 8
 SOON_S = 0.001  # to ask again at once how much longer to wait
 TURN_SHARE = 0.4  # of a measurement's samples, for a turn of a finalist: 20, by which a neighbour's work still shows
 
@@ -52,11 +47,7 @@ class Trials:
     @property
     def workers(self) -> int:
         """How many configs this process builds side by side."""
-        workers = self._state.sharing.part_of(self.compiler.workers)
-        limit = self._state.budget.limit
-        if limit is None or limit >= len(self._state.space):
-            return workers
-        return max(1, min(workers, math.ceil(BLIND * limit)))
+        return self._state.sharing.part_of(self.compiler.workers)
 
     @property
     def idle_workers(self) -> int:

@@ -258,6 +258,24 @@ def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None
     assert "c" in picked
 
 
+@pytest.mark.parametrize(("known", "sigma", "expected"), [(1, 3.2, True), (1, 0.5, False), (4, 3.2, False)])
+def test_of_many_picks_before_any_outcome_some_go_where_vague_forecasts_promise_nothing(
+    known: int, sigma: float, expected: bool
+) -> None:
+    space = Space([{"BLOCK": 2**b, "num_warps": w} for w in (4, 8, 2, 1) for b in range(24)])
+    forecasts = [
+        Forecast.normal((0.0 if c["num_warps"] in (4, 8) else -6.0) + i / 100, sigma, source="s")
+        for i, c in enumerate(space)
+    ]
+    outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in list(space)[:known]}
+    seen = replace(view_of(space, outcomes, forecasts), initial_forecasts=forecasts, workers=8 - known)
+    step = Selective().step(seen)
+    assert isinstance(step, Compile)
+    assert len(step.configs) == 8 - known
+    beside_the_default = {c["num_warps"] for c in step.configs if c["BLOCK"] == 1}
+    assert bool(beside_the_default & {1, 2}) == expected
+
+
 def test_selective_goes_on_with_the_forecasts_made_before_any_measurement() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 101)])
     outcomes: dict[Config, Outcome] = {c: Measurement(samples_us=(10.0,)) for c in space[:11]}
