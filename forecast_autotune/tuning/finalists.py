@@ -64,7 +64,7 @@ class Finals:
 
     def _first_times(self) -> dict[Config, Measurement]:
         """Of all that ran, fastest first: none as it was timed in turns."""
-        ran = {**self._state.measured(), **self._firsts}
+        ran = {config: self._firsts.get(config, last) for config, last in self._state.measured().items()}
         return dict(sorted(ran.items(), key=lambda item: (item[1].median_us, self._state.space.index(item[0]))))
 
     def _pick(self) -> list[Config]:
