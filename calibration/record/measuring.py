@@ -7,12 +7,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.base import BaseMeasurer
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
@@ -44,13 +44,13 @@ def noting_in(path: Path, lethal: frozenset[Config] = frozenset()) -> Iterator[N
     left = path.read_text().splitlines() if path.exists() else []
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def noted(measurer: BaseMeasurer, config: Config, **given: Any) -> Outcome:
+    def noted(measurer: BaseMeasurer, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         if config in lethal:
             return LETHAL
         line = json.dumps(dict(config.knobs))
         path.write_text("\n".join([*left, line]))
         try:
-            return measure(measurer, config, **given)
+            return measure(measurer, config, limits)
         finally:
             left[:] = [other for other in left if other != line]
             path.write_text("\n".join(left))

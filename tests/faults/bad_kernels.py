@@ -140,11 +140,11 @@ PROGRAM = """
     measure = isolated.Isolated.measure
     slack_s, load_timeout_s = 60.0, isolated.LOAD_TIMEOUT_S
 
-    def reported(measurer, config, **keywords):
+    def reported(measurer, config, *limits):
         tried.append(config["MODE"])
         # A short limit is for what never ends, not for what is good on a busy machine.
         isolated.LOAD_TIMEOUT_S = slack_s if config["MODE"] in bad_kernels.GOOD else load_timeout_s
-        return measure(measurer, config, **keywords)
+        return measure(measurer, config, *limits)
 
     isolated.Isolated.measure = reported
 

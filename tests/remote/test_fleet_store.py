@@ -26,7 +26,8 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.decision import Decision, Resolution
 from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
-from forecast_autotune.core.outcome import Measurement
+from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.errors import CacheMissError, RemoteStoreError, StoreWarning
 from forecast_autotune.frontends import deciding
 from forecast_autotune.frontends.deciding import decide
@@ -600,10 +601,10 @@ def test_a_decision_that_arrives_ends_the_run(machines: Machines, monkeypatch: p
 
     monkeypatch.setattr(Location, "segments", late)
 
-    def first_waits(self: Replay, config: Config, **more: Any) -> Any:
+    def first_waits(self: Replay, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         measuring.set()
         assert other.syncs[0].finish(LIMIT_S)
-        return measure(self, config, **more)
+        return measure(self, config, limits)
 
     monkeypatch.setattr(Replay, "measure", first_waits)
     decision, tried = tune_with(other, "16")

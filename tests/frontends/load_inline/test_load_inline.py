@@ -18,6 +18,8 @@ from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.outcome import Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.in_process import InProcess
 from forecast_autotune.measure.isolated import Isolated
 from forecast_autotune.surrogates.base import StatelessSurrogate
@@ -46,9 +48,9 @@ class Counting:
                 self.built += 1
                 yield found
 
-        def counted_measure(measurer: Isolated, config: Any, **keywords: Any) -> Any:
+        def counted_measure(measurer: Isolated, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
             self.timed += 1
-            return measure(measurer, config, **keywords)
+            return measure(measurer, config, limits)
 
         monkeypatch.setattr(CppCompiler, "compile", counted_compile)
         monkeypatch.setattr(Isolated, "measure", counted_measure)

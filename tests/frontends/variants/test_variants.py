@@ -25,6 +25,9 @@ from toy import Toy
 import forecast_autotune as fa
 from forecast_autotune.cli import main
 from forecast_autotune.compilers import triton_launches
+from forecast_autotune.core.config import Config
+from forecast_autotune.core.outcome import Outcome
+from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.errors import CacheMissError, InvalidInputError, TuningWarning
 from forecast_autotune.frontends import tuned_callable
 from forecast_autotune.frontends.tuning_lock import tuning_lock
@@ -76,9 +79,9 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     measure = InProcess.measure
 
-    def counted(measurer: InProcess, config: Any, **keywords: Any) -> Any:
+    def counted(measurer: InProcess, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
         found.append(config)
-        return measure(measurer, config, **keywords)
+        return measure(measurer, config, limits)
 
     monkeypatch.setattr(InProcess, "measure", counted)
     return found
