@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ..core.text import error_text
@@ -14,8 +15,20 @@ from ..errors import InvalidInputError
 from .output import say
 
 
+@contextlib.contextmanager
+def without_arguments(program: str) -> Iterator[None]:
+    """The command line as a script sees it that is given no arguments: ours are none of its own."""
+    before, sys.argv = sys.argv, [program]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
 def load_module(place: str, usage: str, is_enough: Callable[[types.ModuleType], bool]) -> types.ModuleType:
     """The module of a name or in a file. Its own program is not run, but what stands outside functions is.
+
+    What it prints goes to stderr, for it is no part of a verb's result.
 
     Args:
         place: a module's name, as Python imports it, or a .py file.
@@ -33,9 +46,16 @@ def load_module(place: str, usage: str, is_enough: Callable[[types.ModuleType], 
     if is_file and not path.is_file():
         raise InvalidInputError(f"there is no file {place}: look at its spelling, or give its whole path")
     sys.path.insert(0, str(path.resolve().parent if is_file else Path.cwd()))
+    with contextlib.redirect_stdout(sys.stderr), without_arguments(place):
+        return _imported(place, path if is_file else None, usage, is_enough)
+
+
+def _imported(
+    place: str, path: Path | None, usage: str, is_enough: Callable[[types.ModuleType], bool]
+) -> types.ModuleType:
     module = None
     try:
-        if not is_file:
+        if path is None:
             return importlib.import_module(place)
         spec = importlib.util.spec_from_file_location(path.stem, path)
         if spec is None or spec.loader is None:

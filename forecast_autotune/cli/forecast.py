@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,9 +103,8 @@ def load_kernel(text: str) -> Any:
         raise InvalidInputError(
             f"{text!r} names no kernel: give MODULE:KERNEL, such as my.kernels:matmul or kernels.py:matmul"
         )
-    with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of the result
-        wanted = name.partition(".")[0]
-        module = load_module(place, "FILE.py:KERNEL", is_enough=lambda module: hasattr(module, wanted))
+    wanted = name.partition(".")[0]
+    module = load_module(place, "FILE.py:KERNEL", is_enough=lambda module: hasattr(module, wanted))
     value: Any = module
     for part in name.split("."):
         if not hasattr(value, part):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -15,7 +14,7 @@ from ..errors import InvalidInputError
 from ..processes.booting import environment_with
 from ._exit_codes import NOTHING, OK
 from .output import print_json, print_table, say
-from .run import command_of
+from .run import command_of, run_to_its_end
 
 
 def run_and_list(arguments: argparse.Namespace) -> int:
@@ -33,7 +32,7 @@ def run_and_list(arguments: argparse.Namespace) -> int:
     sys.stdout.flush()
     with tempfile.TemporaryDirectory() as folder:
         changes["_FORECAST_AUTOTUNE_TUNERS"] = folder
-        code = subprocess.call(command, env=environment_with(changes), stdout=sys.stderr.fileno())
+        code, interrupted = run_to_its_end(command, environment_with(changes), stdout=sys.stderr.fileno())
         reports = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(folder).glob("*.json"))]
     tuners = _together(row for report in reports for row in report)
     if arguments.json:
@@ -50,6 +49,8 @@ def run_and_list(arguments: argparse.Namespace) -> int:
         say("no process of the program imported Triton and came to its end")
     elif not tuners:
         say(f"no kernel with a tuner lived in the program when it ended, in {len(reports)} processes")
+    if interrupted:
+        raise KeyboardInterrupt
     return NOTHING if code or not tuners else OK
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import InvalidInputError
@@ -53,6 +54,28 @@ def run(arguments: argparse.Namespace) -> int:
     if os.name == "posix":  # elsewhere, exec leaves the caller waiting for the wrong process
         os.execve(command[0], command, environment)  # noqa: S606  # there is no shell; the command is the user's own
     return subprocess.call(command, env=environment)
+
+
+def run_to_its_end(
+    command: Sequence[str], environment: Mapping[str, str], stdout: int | None = None
+) -> tuple[int, bool]:
+    """Run the program beside this process; its exit code, and whether Ctrl-C came meanwhile.
+
+    A terminal sends that to the program as well, which ends in its own way: it may have something to save.
+    """
+    interrupted = False
+
+    def note(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+
+    with subprocess.Popen(command, env=environment, stdout=stdout) as program:
+        before = signal.signal(signal.SIGINT, note)
+        try:
+            code = program.wait()
+            return code, interrupted
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def command_of(arguments: argparse.Namespace) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
 from .output import print_json, say
 from .pending import where
-from .run import add_program_arguments, command_of
+from .run import add_program_arguments, command_of, run_to_its_end
 
 _NOTHING_PENDING = {"pending": 0, "settled": 0, "new": 0, "exit_code": None}
 
@@ -34,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "tune-pending",
         DESCRIPTION,
-        nothing="keys are still pending, the program failed, or there is no store yet; --json prints {}",
+        nothing="keys are still pending, the program failed, or there is no store yet",
     )
     parser.add_argument(
         "--budget", metavar="B", help="as FORECAST_AUTOTUNE_BUDGET; also overrides a budget of 0 in code"
@@ -67,14 +66,16 @@ def run(arguments: argparse.Namespace) -> int:
     compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
     changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"
     sys.stdout.flush()
-    code = subprocess.call(
-        command, env=environment_with(changes), stdout=sys.stderr.fileno() if arguments.json else None
+    code, interrupted = run_to_its_end(
+        command, environment_with(changes), stdout=sys.stderr.fileno() if arguments.json else None
     )
     settled, new = _report(store, before, compiles)
     if arguments.json:
         print_json({"pending": len(before), "settled": settled, "new": new, "exit_code": code})
     if code:
         say(f"the program ended with exit code {code}")
+    if interrupted:
+        raise KeyboardInterrupt
     return NOTHING if code or settled < len(before) else OK
 
 

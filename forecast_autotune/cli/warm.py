@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..core.figures import as_duration, counted
 from ._exit_codes import NOTHING, OK
-from ._loading import load_module
+from ._loading import load_module, without_arguments
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import refuse_file
 from .output import print_json, print_table, say, with_progress
@@ -104,7 +104,7 @@ def _warm(settings: Settings, script: str | None, hardware: str | None) -> tuple
     not_imported: dict[str, str] = {}
     name = ""
     # What modules print is no part of the result.
-    with contextlib.redirect_stdout(sys.stderr), _arguments([script or ""]), nothing_launched():
+    with contextlib.redirect_stdout(sys.stderr), without_arguments(script or ""), nothing_launched():
         if script is not None:
             before = count_kernels()
             name = load_module(script, "FILE.py", is_enough=lambda _: count_kernels() > before).__name__
@@ -181,16 +181,6 @@ def _environment(changes: dict[str, str | None]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-@contextlib.contextmanager
-def _arguments(words: list[str]) -> Iterator[None]:
-    """The command line as a script sees it that is given no arguments."""
-    before, sys.argv = sys.argv, words
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def _print(rows: list[Warmed]) -> None:

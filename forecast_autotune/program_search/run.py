@@ -16,6 +16,7 @@ from ..errors import InvalidInputError
 from ..measure.probe import detect_cpp_toolchain, detect_hardware
 from ..processes.box import require_box
 from ..settings import Settings
+from ..store.filesystem import make_folder
 from ..surrogates.by_name import make_surrogate
 from .archive import Archive
 from .budget import SearchBudget
@@ -164,7 +165,7 @@ def search(
     """Search for faster programs than a kernel's own: propose, forecast, and try the promising ones in a box.
 
     A tool for development: it takes minutes, and nothing that a program calls searches by itself. A search that was
-    ended goes on where it was: what was tried for the same source, spaces, sizes, hardware and toolchain counts
+    ended goes on where it was: what was tried for the same task, hardware and toolchain counts
     towards the budget.
 
     Args:
@@ -200,7 +201,7 @@ def search(
     hardware = detect_hardware(task.device)
     toolchain = toolchain_of(task)
     folder = settings.dir / "search" / task.digest
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folder(folder)
     archive = Archive(settings.dir, task, hardware, toolchain)
     makes = preparer(task, folder, settings.dir)
     examiner = Examiner(task, hardware, folder)

@@ -117,12 +117,23 @@ class SearchTask:
 
     @cached_property
     def digest(self) -> str:
-        """Changes with the code, the spaces and the sizes; 32 hex digits."""
+        """Changes with what is timed and with what it is checked by; 32 hex digits."""
         spaces = {name: space.digest for name, space in self.spaces.items()}
         texts = [normalised(text, self.language) for text in (self.source, *self.texts.values())]
-        return digest(
-            self.name, self.language, *texts, canonical_json([spaces, {n: dict(s) for n, s in self.sizes.items()}])
-        )
+        if self.recipe is not None:
+            texts.append(self.recipe.sources_text)
+        texts += [_text_of(function) for function in (self.make_inputs, self.reference, self.work)]
+        sizes = [{name: dict(size) for name, size in of.items()} for of in (self.sizes, self.held_out, self.corners)]
+        tolerances = [list(each) for each in self.tolerances]
+        return digest(self.name, self.language, *texts, canonical_json([spaces, sizes, self.outputs, tolerances]))
+
+
+def _text_of(function: Callable[..., Any] | None) -> str:
+    """A function's source, else its name."""
+    try:
+        return inspect.getsource(function) if function is not None else ""
+    except (OSError, TypeError):
+        return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def task_of(

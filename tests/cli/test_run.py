@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,33 @@ def test_keys_met_without_measuring_are_listed_tuned_and_settled(capsys: pytest.
     assert pending(capsys, code=1) == []
     assert main(["tune-pending", PROGRAM, "600"]) == 0
     assert "no key is pending" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["doctor", "tune-pending"])
+def test_ctrl_c_lets_the_program_end_in_its_own_way_and_is_then_reported(tmp_path: Path, verb: str) -> None:
+    store, program = tmp_path / "store", tmp_path / "saving.py"
+    with SqliteStore(store) as kept:
+        kept.note_pending(a_job(), "mode cached")
+    program.write_text(
+        "import signal, sys, time\n"
+        "def save(*_):\n    time.sleep(1)\n    print('saved', flush=True)\n    sys.exit(3)\n"
+        "signal.signal(signal.SIGINT, save)\n"
+        "print('ready', file=sys.stderr, flush=True)\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    start = "import sys; from forecast_autotune.cli import main; sys.exit(main())"
+    started = subprocess.Popen(
+        [sys.executable, "-c", start, verb, "--dir", str(store), str(program)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert started.stderr is not None
+    while (line := started.stderr.readline()) and line != "ready\n":
+        pass
+    os.killpg(started.pid, signal.SIGINT)  # as a terminal does
+    out, err = started.communicate(timeout=120)
+    assert "saved" in out + err
+    assert ("no process of the program imported Triton" if verb == "doctor" else "0 of 1 pending keys settled") in err
+    assert started.returncode == 130
 
 
 def test_where_no_key_is_pending_the_json_has_the_same_fields(

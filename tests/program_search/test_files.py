@@ -55,6 +55,38 @@ def test_a_file_is_searched_by_what_stands_beside_it(file: Path) -> None:
     assert torch.equal(task.reference(x, out), 2 * x)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("return 2 * x", "return x + x"),
+        ("torch.rand(sizes", "torch.randn(sizes"),
+        ("((0.0, 0.0),)", "((1e-5, 0.0),)"),
+        ('{"n": 9_999}', '{"n": 9_998}'),
+        ("x.numel()); }", "x.numel()); /* */ }"),
+    ],
+    ids=["reference", "inputs", "tolerances", "held out", "binding"],
+)
+def test_what_is_measured_and_checked_by_is_of_the_task(file: Path, before: str, after: str) -> None:
+    beside = file.with_suffix(".py")
+    digest = _target(str(file)).digest
+    assert _target(str(file)).digest == digest
+    assert before in beside.read_text()
+    beside.write_text(beside.read_text().replace(before, after))
+    assert _target(str(file)).digest != digest
+
+
+def test_the_file_beside_it_prints_to_stderr_and_sees_no_arguments_of_ours(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = file.with_suffix(".py")
+    monkeypatch.setattr("sys.argv", ["forecast-autotune", "search", str(file)])
+    beside.write_text(
+        f"import argparse\nargparse.ArgumentParser().parse_args()\nprint('loading')\n{beside.read_text()}"
+    )
+    assert _target(str(file)).name == "scaled"
+    assert capsys.readouterr() == ("", "loading\n")
+
+
 def test_a_file_without_macros_has_one_config(file: Path) -> None:
     beside = file.with_suffix(".py")
     beside.write_text(beside.read_text().replace("space =", "other ="))
