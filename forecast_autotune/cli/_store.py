@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, StoreError
 from .output import print_json, say
 
 if TYPE_CHECKING:
@@ -55,6 +56,17 @@ def refuse_file(store: StoreFile) -> None:
     if folder.is_file():
         found = f"{folder} is a file, and a store is a folder"
         raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
+
+
+def refuse_read_only(store: StoreFile) -> None:
+    """Raise where nothing that is tuned could be kept.
+
+    Raises:
+        StoreError: the store's file or its folder cannot be written to.
+    """
+    for path in (store.path, store.path.parent):
+        if not os.access(path, os.W_OK):
+            raise StoreError(f"{path} cannot be written to: what is tuned would be lost with the program")
 
 
 def hardware_meant(store: StoreFile, named: str | None) -> str:

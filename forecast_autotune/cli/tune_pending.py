@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..processes.booting import environment_with
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
-from ._store import is_missing, store_of, warn_unreadable
+from ._store import is_missing, refuse_read_only, store_of, warn_unreadable
 from .output import print_json, say
 from .pending import where
 from .run import add_program_arguments, command_of, run_to_its_end
@@ -63,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(_NOTHING_PENDING)
         return OK
+    refuse_read_only(store)
     compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
     changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"
     sys.stdout.flush()

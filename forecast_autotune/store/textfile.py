@@ -129,14 +129,15 @@ def _not_blocking(path: str, flags: int) -> int:
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write lines, in gzip when the name ends in .gz, so that the file is either the old one or all of the new one.
 
-    A symbolic link is replaced, and what it leads to stays: somebody else may have put it there. The file is for this user
-    alone (mode 0600): it holds source code.
+    A symbolic link is replaced, and what it leads to stays: somebody else may have put it there. One into /proc is refused,
+    such as /dev/stdout: every program needs it. The file is for this user alone (mode 0600): it holds source code.
 
     Raises:
         OSError: the folder cannot be written to.
         InvalidInputError: what stands there is no plain file.
     """
-    if path.exists() and not path.is_file():
+    is_for_all = path.is_symlink() and os.readlink(path).startswith("/proc/")
+    if is_for_all or (path.exists() and not path.is_file()):
         raise InvalidInputError(f"{path} is no plain file: name one that is, or a new one")
     try:
         _put(path, lines)

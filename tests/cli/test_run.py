@@ -200,6 +200,16 @@ def test_ctrl_c_lets_the_program_end_in_its_own_way_and_is_then_reported(tmp_pat
     assert started.returncode == 130
 
 
+def test_a_store_that_cannot_be_written_to_is_refused_before_the_program_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SqliteStore(tmp_path / "store") as kept:
+        kept.note_pending(a_job(), "mode cached")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # whoever runs tests may write anywhere
+    assert main(["tune-pending", "--dir", str(tmp_path / "store"), PROGRAM]) == 2
+    assert "cannot be written to: what is tuned would be lost" in capsys.readouterr().err
+
+
 def test_where_no_key_is_pending_the_json_has_the_same_fields(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

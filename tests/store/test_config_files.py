@@ -171,6 +171,17 @@ def test_a_key_of_the_layers_tensors_says_all(tmp_path: Path) -> None:
     assert content["48"]["num_warps"] == 8
 
 
+@pytest.mark.parametrize(("program", "width"), [(VLLM, 14336), (SGLANG, 7168)])
+def test_vllm_counts_the_numbers_of_packed_weights(tmp_path: Path, program: Any, width: int) -> None:
+    def tensor(dtype: str, *shape: int) -> dict[str, object]:
+        return {"dtype": dtype, "shape": list(shape), "stride": [1] * len(shape)}
+
+    tensors = {"hidden_states": tensor("bfloat16", 48, 4096), "w2": tensor("uint8", 8, 4096, 7168)}
+    keep(tmp_path, a_job(name="fused_experts", key=tensors, space=SPACE, hardware=H100))
+    (name,) = files_of(exported(tmp_path, program, where=["dtype=int4_w4a16"]))
+    assert f"E=8,N={width},device_name=NVIDIA_H100_80GB_HBM3,dtype=int4_w4a16.json" in name
+
+
 @pytest.mark.parametrize(
     ("device", "name"),
     [("NVIDIA H200 NVL", "NVIDIA_H200"), ("AMD Instinct MI300X", "AMD_Instinct_MI300X"), ("A/B  C", "A_B_C")],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from ...core.config import Config
@@ -74,6 +74,7 @@ class Layer:
     dtype: str = ""
     block_shape: tuple[int, int] | None = None
     per_channel_quant: bool = False
+    packed: bool = False  # `width` is that of a tensor of bytes, each of which holds two numbers
     down: bool = False  # the second product alone, which SGLang may run under a config of its own
 
 
@@ -234,12 +235,14 @@ def layer_of(workload: Workload, where: Where) -> Layer:
 
         return where.number(name, parts, in_key)
 
+    dtype = _dtype_of(workload, parts, where)
     return Layer(
         tokens=numbered("M"),
         experts=numbered("E"),
         width=numbered("N"),
         hidden=numbered("K"),
-        dtype=_dtype_of(workload, parts, where),
+        dtype=dtype,
+        packed=dtype == "int4_w4a16" and product is None and "N" not in parts and "w2_2" in parts,
         block_shape=_block_shape_of(parts, where),
         per_channel_quant=_is_said("per_channel_quant", where, parts.get("per_channel_quant")),
         down=bool(product and product["down"]) or _is_said("down", where, parts.get("down")),
@@ -316,6 +319,8 @@ def _vllm_name(layer: Layer, device: str) -> str:
     device = re.sub(r"[\s/]+", "_", device)
     if "H200" in device.split("_"):  # all of that family read one file
         device = "NVIDIA_H200"
+    if layer.packed:  # its lookup counts the numbers
+        layer = replace(layer, width=2 * layer.width)
     return f"{_sizes_and(layer, device)}{_blocks(layer, ',')}.json"
 
 
