@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     sys.stderr.flush()
     if os.name == "posix":  # elsewhere, exec leaves the caller waiting for the wrong process
         os.execve(command[0], command, environment)  # noqa: S606  # there is no shell; the command is the user's own
-    return subprocess.call(command, env=environment)
+    return run_to_its_end(command, environment)[0]
 
 
 def run_to_its_end(
@@ -69,13 +69,15 @@ def run_to_its_end(
         nonlocal interrupted
         interrupted = True
 
-    with subprocess.Popen(command, env=environment, stdout=stdout) as program:
-        before = signal.signal(signal.SIGINT, note)
-        try:
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # a program in the background is to ignore it too
+        signal.signal(signal.SIGINT, note)
+    try:
+        with subprocess.Popen(command, env=environment, stdout=stdout) as program:
             code = program.wait()
-            return code, interrupted
-        finally:
-            signal.signal(signal.SIGINT, before)
+        return code, interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def command_of(arguments: argparse.Namespace) -> list[str]:

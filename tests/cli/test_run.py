@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contracts.store_contract import a_decision, a_job
 
 from forecast_autotune.cli import main
+from forecast_autotune.cli.run import run_to_its_end
 from forecast_autotune.store.sqlite import SqliteStore
 
 pytest.importorskip("triton")
@@ -198,6 +200,21 @@ def test_ctrl_c_lets_the_program_end_in_its_own_way_and_is_then_reported(tmp_pat
     assert "saved" in out + err
     assert ("no process of the program imported Triton" if verb == "doctor" else "0 of 1 pending keys settled") in err
     assert started.returncode == 130
+
+
+def test_ctrl_c_while_the_program_is_being_started_is_the_programs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert run_to_its_end([sys.executable, "-c", "raise SystemExit(3)"], os.environ) == (3, True)
+    except KeyboardInterrupt:  # it would end all tests
+        pytest.fail("the command was interrupted, not the program")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_store_that_cannot_be_written_to_is_refused_before_the_program_runs(
