@@ -470,10 +470,12 @@ def test_an_export_avoids_a_foreseeable_name_that_somebody_took(tmp_path: Path) 
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"out.jsonl": "ours\n", taken.name: "another's"}
 
 
-def test_a_link_that_every_program_needs_is_not_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize("folder", ["/proc/self/fd", "fd"])
+def test_a_link_that_every_program_needs_is_not_replaced(tmp_path: Path, folder: str) -> None:
     stdout = tmp_path / "stdout"
+    (tmp_path / "fd").symlink_to("/proc/self/fd")
     with (tmp_path / "redirected").open("w") as opened:
-        stdout.symlink_to(f"/proc/self/fd/{opened.fileno()}")  # as /dev/stdout is
+        stdout.symlink_to(f"{folder}/{opened.fileno()}")  # as /dev/stdout is
         with pytest.raises(InvalidInputError, match="no plain file"):
             textfile.write_lines(stdout, ["ours"])
     assert stdout.is_symlink()
