@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidInputError, StoreError
@@ -58,15 +59,18 @@ def refuse_file(store: StoreFile) -> None:
         raise InvalidInputError(f"{found}: give {folder.parent if folder.name == store.path.name else 'a folder'}")
 
 
-def refuse_read_only(store: StoreFile) -> None:
-    """Raise where nothing that is tuned could be kept.
+def refuse_read_only(paths: Iterable[Path], what: str) -> None:
+    """Raise where something could not be kept.
 
+    Args:
+        paths: the files and folders that are written to; those that are missing are passed over.
+        what: would be lost.
     Raises:
-        StoreError: the store's file or its folder cannot be written to.
+        StoreError: one cannot be written to.
     """
-    for path in (store.path, store.path.parent):
-        if not os.access(path, os.W_OK):
-            raise StoreError(f"{path} cannot be written to: what is tuned would be lost with the program")
+    for path in paths:
+        if path.exists() and not os.access(path, os.W_OK):
+            raise StoreError(f"{path} cannot be written to: {what} would be lost; check its permissions")
 
 
 def hardware_meant(store: StoreFile, named: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import InvalidInputError
 from ._exit_codes import BAD_INPUT, NOTHING, OK, exit_codes
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, days, new_parser
-from ._store import is_missing
+from ._store import is_missing, refuse_read_only
 from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -97,17 +97,18 @@ def run(arguments: argparse.Namespace) -> int:
     directory = settings.dir if arguments.dir is None else arguments.dir
     done = {"status": _status, "push": _push, "pull": _pull, "compact": _compact, "withdraw": _withdraw}
     with ExitStack() as stack:
-        exchange = _exchange(directory, settings.remote_store, stack)
+        exchange = _exchange(directory, settings.remote_store, stack, looks=arguments.word == "status")
         return done[arguments.word](arguments, exchange, StoreFile(directory), settings.remote_store)
 
 
-def _exchange(directory: Path, remote: RemoteStore, stack: ExitStack) -> Exchange:
+def _exchange(directory: Path, remote: RemoteStore, stack: ExitStack, *, looks: bool) -> Exchange:
+    """The way between the two stores; who only looks leaves a broken file as it is."""
     from ..remote.exchange import Exchange
     from ..remote.location import Location
     from ..remote.mirror import Mirror
     from ..store.sqlite import SqliteStore
 
-    own, mirror = SqliteStore(directory), Mirror(directory, remote.url)
+    own, mirror = SqliteStore(directory, quiet=looks), Mirror(directory, remote.url)
     stack.callback(own.close)
     stack.callback(mirror.store.close)
     return Exchange(own, mirror, Location(remote.url), sources=remote.sources, complain=say)
@@ -206,6 +207,8 @@ def _push(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, _
 def _pull(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, _: RemoteStore) -> int:
     if is_missing(store, {} if arguments.json else None):
         return NOTHING
+    kept_in = exchange.mirror.store
+    refuse_read_only((store.path.parent, *filter(None, (kept_in.directory, kept_in.path))), "what is read")
     outcomes, decisions = exchange.pull_known()
     if arguments.json:
         print_json({"outcomes": outcomes, "decisions": decisions})

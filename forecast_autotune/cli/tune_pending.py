@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json(_NOTHING_PENDING)
         return OK
-    refuse_read_only(store)
+    refuse_read_only((store.path, store.path.parent), "what is tuned")
     compiles = all(map(_is_inductors, before))  # else nothing is: compiled code measures nothing of other kernels
     changes["FORECAST_AUTOTUNE_INDUCTOR" if compiles else "TORCHDYNAMO_DISABLE"] = "1"
     sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -96,6 +97,32 @@ def test_what_was_sent_to_a_store_that_somebody_emptied_is_sent_again(
     assert remote(tmp_path, "one", "push", "--json") == 0
     assert remote(tmp_path, "one", "push", "--json") == 0
     assert capsys.readouterr().out == '{"decisions": 3}\n{"decisions": 0}\n'
+
+
+def test_looking_leaves_a_broken_store_as_it_is(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "one" / "store.sqlite3"
+    file.write_bytes(file.read_bytes()[:50_000])
+    broken = file.read_bytes()
+    assert remote(tmp_path, "one", "status", "--json") == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert f"store {file} cannot be used" in err
+    assert file.read_bytes() == broken
+    assert not list(file.parent.glob("*corrupt*"))
+
+
+def test_nothing_is_read_that_could_not_be_kept(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote(tmp_path, "one", "push")
+    capsys.readouterr()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # whoever runs tests may write anywhere
+    assert remote(tmp_path, "two", "pull", "--json") == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert f"{tmp_path / 'two'} cannot be written to: what is read would be lost" in err
 
 
 def test_doctor_looks_whether_the_remote_store_can_be_used(
