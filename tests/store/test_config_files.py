@@ -312,6 +312,16 @@ def test_what_is_exported_can_be_imported_and_is_suggested(tmp_path: Path) -> No
     assert suggested(tmp_path / "fla elsewhere", kernel_job(n=64)) == (KERNEL[1],)
 
 
+def test_vllms_files_of_packed_weights_are_suggested(tmp_path: Path) -> None:
+    def tensor(*shape: int) -> dict[str, object]:
+        return {"dtype": "bfloat16", "shape": list(shape), "stride": [1] * len(shape)}
+
+    key = {"dtype": "int4_w4a16", "hidden_states": tensor(48, 4096), "w2": tensor(8, 4096, 7168)}
+    row = {name: SPACE[3][name] for name in DEFAULT}
+    taken_in(tmp_path, a_file(tmp_path / "theirs", {"48": row}, f"{MIXTRAL},dtype=int4_w4a16.json"))
+    assert suggested(tmp_path, a_job(key=key, space=SPACE, hardware=H100)) == (SPACE[3],)
+
+
 def test_the_row_that_is_nearest_is_suggested(tmp_path: Path) -> None:
     taken_in(tmp_path, a_file(tmp_path / "in", {"triton_version": "3.4.0", **ROWS}))
     assert suggested(tmp_path, layer_job({"M": 20})) == (SPACE[1],)
