@@ -108,7 +108,11 @@ class Tried:
         return statistics.geometric_mean(self.times_us.values() or [self.outcome.median_us])
 
 
+def fastest_first(tried: Sequence[Tried]) -> list[Tried]:
+    """What ran, the fastest first."""
+    return sorted((t for t in tried if t.time_us is not None), key=lambda t: t.time_us or 0.0)
+
+
 def incumbent(tried: Sequence[Tried]) -> Tried | None:
     """The fastest so far; None where nothing ran."""
-    ran = [t for t in tried if t.time_us is not None]
-    return min(ran, key=lambda t: t.time_us or 0.0, default=None)
+    return next(iter(fastest_first(tried)), None)

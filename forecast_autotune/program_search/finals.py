@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.outcome import Failure, Measurement
-from .candidate import Candidate
+from ..core.text import shortened
+from .candidate import Candidate, Tried, fastest_first
 from .examiner import Examiner, Result
 from .runners import Loadable, Preparer
 from .task import SearchTask, Sizes
@@ -16,6 +17,7 @@ from .task import SearchTask, Sizes
 FINALISTS = 3
 MOST_BY_HAND = 3
 ROUNDS = 2
+MOST_SHOWN = 200  # characters of a failure
 WORTHWHILE = 1.02  # a winner must beat the seed by so much, and by twice the error of the two
 
 
@@ -47,22 +49,33 @@ class Finals:
 
 
 def run_finals(
-    task: SearchTask, ran: Sequence[Candidate], simplest: Candidate, examiner: Examiner, preparer: Preparer
+    task: SearchTask, tried: Sequence[Tried], simplest: Candidate, examiner: Examiner, preparer: Preparer
 ) -> Finals:
     """Time the finalists in turns, each time in a new process, at the sizes held out (at the searched ones where
     there are none).
 
     Args:
-        ran: what ran in the search, the fastest first.
+        tried: what the search tried.
         simplest: what is left of the fastest, walked back; it wins where it is as fast as any other.
     """
     sizes = task.held_out or task.sizes
+    ran = [one.candidate for one in fastest_first(tried)]
     entrants = list(
         {one.digest: one for one in (simplest, *ran[:FINALISTS]) if one.digest != task.seed.digest}.values()
     )
+    none_ran = "" if entrants else _none_ran(tried)
     entrants += [one for one in task.hand_written[:MOST_BY_HAND] if one.digest not in {e.digest for e in entrants}]
     finals = in_turns(task, (task.seed, *entrants), sizes, examiner, preparer)
-    return _decided(finals[0], finals[1:], simplest)
+    return _decided(finals[0], finals[1:], simplest, none_ran)
+
+
+def _none_ran(tried: Sequence[Tried]) -> str:
+    """That nothing but the seed ran, and why not."""
+    failure = next((one.outcome for one in tried if isinstance(one.outcome, Failure)), None)
+    if failure is None:
+        return "no candidate but the seed was tried"
+    why = shortened(failure.message.strip().partition("\n")[0], MOST_SHOWN)
+    return f"no candidate but the seed ran; the first failed at the stage '{failure.stage}': {why}"
 
 
 def in_turns(
@@ -113,7 +126,7 @@ def _final(candidate: Candidate, rounds: Sequence[tuple[Mapping[str, float], flo
     return Final(candidate=candidate, times_us=times, relative_error=max(apart, *(error for _, error in rounds)))
 
 
-def _decided(seed: Final, entrants: Sequence[Final], simplest: Candidate) -> Finals:
+def _decided(seed: Final, entrants: Sequence[Final], simplest: Candidate, none_ran: str = "") -> Finals:
     undecided = Finals(seed=seed, finals=entrants, winner=None, reason="")
     if seed.failure:
         return Finals(
@@ -122,9 +135,8 @@ def _decided(seed: Final, entrants: Sequence[Final], simplest: Candidate) -> Fin
     running = [f for f in entrants if not f.failure and f.candidate.proposer != "hand-written"]
     best = max(running, key=undecided.speedup, default=None)
     if best is None:
-        return Finals(
-            seed=seed, finals=entrants, winner=None, reason="nothing that ran in the search runs at the sizes held out"
-        )
+        reason = none_ran or "nothing that ran in the search runs at the sizes held out"
+        return Finals(seed=seed, finals=entrants, winner=None, reason=reason)
     for one in running:
         if one.candidate.digest == simplest.digest and WORTHWHILE * undecided.speedup(one) >= undecided.speedup(best):
             best = one

@@ -28,12 +28,12 @@ from .forecasts import CandidateForecaster
 from .lineage import StepEffect, WalkedBack, walk_back
 from .loop import PROPOSALS, SearchEvent, SearchLoop, speedups
 from .nvcc_flags import flags_of, without_flags
-from .proposers.base import Proposer, SearchView, tally
+from .proposers.base import Proposer, tally
 from .proposers.mix import Mix
 from .proposers.rewriting import Anywhere, Crossover, Knobs, Rewrites, Skilled
 from .runners import Preparer, preparer
 from .skills import StepSkill, learn, skills_in
-from .task import CUDA_SUFFIX, SearchTask, Sizes, named, task_of
+from .task import CUDA_SUFFIX, SearchTask, Sizes, named, refuse_what_raises, task_of
 
 REWRITE = "rewrite"
 
@@ -182,7 +182,8 @@ def search(
         seed: of all draws.
         listener: told of each event.
     Raises:
-        InvalidInputError: an argument does not fit; a function has no reference.
+        InvalidInputError: an argument does not fit; a function has no reference; what makes inputs or says what is right
+            raises.
         NoBoxError: this system has no box to run candidates in.
         NoWorkingConfigError: the target's own source does not build, run or compute what the reference does.
         StoreError: what was tried cannot be kept.
@@ -200,6 +201,7 @@ def search(
     require_box(may_start=task.language != "triton" or on_gpu, gpu=on_gpu)
     hardware = detect_hardware(task.device)
     toolchain = toolchain_of(task)
+    refuse_what_raises(task)
     folder = settings.dir / "search" / task.digest
     make_folder(folder)
     archive = Archive(settings.dir, task, hardware, toolchain)
@@ -226,8 +228,7 @@ def search(
     for skill in skills:
         archive.learn(skill)
     tell(SearchEvent(text="times the fastest again, beside what people wrote, at the sizes held out"))
-    view = SearchView(task=task, tried=list(archive), turn=0)
-    finals = run_finals(task, [t.candidate for t in view.ran], walked.program, examiner, makes)
+    finals = run_finals(task, list(archive), walked.program, examiner, makes)
     return SearchResult(
         task=task,
         tried=list(archive),

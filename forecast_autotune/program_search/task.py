@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ from ..compilers.cpp_recipe import SOURCE_KNOB, Recipe, with_headers
 from ..core.cached_property import cached_property
 from ..core.digest import canonical_json, digest
 from ..core.space import Space
+from ..core.text import error_text, shown
 from ..core.workload import Work
 from ..errors import InvalidInputError
 from ..measure.probe import nvcc_path
@@ -27,6 +29,8 @@ MAY_OF_FILE = ("space", *_OF_BUILD, "work", "held_out", "corners", "outputs", "t
 """What the module beside a C++ or CUDA file says, and may say."""
 
 CUDA_SUFFIX = ".cu"
+
+OF_INPUTS = "of sizes, a seed and a device that returns a tuple of a call's arguments"
 
 Sizes = Mapping[str, object]
 
@@ -77,6 +81,28 @@ class SearchTask:
     entries: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        """Check what people write.
+
+        Raises:
+            InvalidInputError: a field is not of its form; the message shows the form.
+        """
+        for name in ("sizes", "held_out", "corners"):
+            self._refuse(name, _are_sizes, "give numbers by name, for each size by its name, as {'large': {'n': 4096}}")
+        self._refuse("sizes", bool, "give one at least, as {'large': {'n': 4096}}")
+        self._refuse(
+            "tolerances", _are_tolerances, "give a relative and an absolute one of each output, as [(1e-4, 1e-4)]"
+        )
+        self._refuse("make_inputs", _takes_three, f"give a function {OF_INPUTS}")
+        self._refuse("reference", callable, "give a function of a call's arguments that returns what each output holds")
+        self._refuse(
+            "work", lambda work: work is None or callable(work), "give a function of a call's arguments, or None"
+        )
+
+    def _refuse(self, name: str, is_right: Callable[[Any], bool], form: str) -> None:
+        if not is_right(value := getattr(self, name)):
+            raise InvalidInputError(f"{name} of {self.name}: {shown(value)}: {form}")
+
     def text_of(self, variant: str) -> str:
         """The text that a variant comes of."""
         return self.texts.get(variant, self.source)
@@ -121,11 +147,71 @@ class SearchTask:
         spaces = {name: space.digest for name, space in self.spaces.items()}
         texts = [normalised(text, self.language) for text in (self.source, *self.texts.values())]
         if self.recipe is not None:
-            texts.append(self.recipe.sources_text)
+            texts += [normalised(self.recipe.sources_text, self.language), self.recipe.headers]
         texts += [_text_of(function) for function in (self.make_inputs, self.reference, self.work)]
         sizes = [{name: dict(size) for name, size in of.items()} for of in (self.sizes, self.held_out, self.corners)]
         tolerances = [list(each) for each in self.tolerances]
         return digest(self.name, self.language, *texts, canonical_json([spaces, sizes, self.outputs, tolerances]))
+
+
+def refuse_what_raises(task: SearchTask) -> None:
+    """Make the inputs of each size, the reference's outputs and the work once.
+
+    Raises:
+        InvalidInputError: a function raises, or the inputs are no tuple.
+    """
+
+    def called(name: str, size: str, *arguments: Any) -> Any:
+        try:
+            return getattr(task, name)(*arguments)
+        except Exception as err:  # whatever the user's own function does
+            why = f"{type(err).__name__}: {error_text(err)}"
+            raise InvalidInputError(
+                f"{name} of {task.name}, given {len(arguments)} arguments for the size {size!r}, raises {why}"
+            ) from err
+
+    for size, sizes in {**task.sizes, **task.held_out, **task.corners}.items():
+        inputs = called("make_inputs", size, sizes, 0, task.device)
+        if not isinstance(inputs, (tuple, list)):
+            raise InvalidInputError(
+                f"make_inputs of {task.name} returns a {type(inputs).__name__}: give a function {OF_INPUTS}"
+            )
+        called("reference", size, *inputs)
+        if task.work is not None and size not in task.corners:
+            called("work", size, *inputs)
+
+
+def _are_sizes(value: object) -> bool:
+    """Whether it holds numbers by name, by the names of sizes."""
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and isinstance(sizes, Mapping) and all(isinstance(each, str) for each in sizes)
+        for name, sizes in value.items()
+    )
+
+
+def _are_tolerances(value: object) -> bool:
+    """Whether it holds pairs of numbers."""
+    return (
+        isinstance(value, Sequence)
+        and len(value) > 0
+        and all(
+            isinstance(pair, Sequence) and len(pair) == 2 and all(isinstance(each, (int, float)) for each in pair)
+            for pair in value
+        )
+    )
+
+
+def _takes_three(value: object) -> bool:
+    """Whether it can be called with sizes, a seed and a device."""
+    if not callable(value):
+        return False
+    try:
+        inspect.signature(value, follow_wrapped=False).bind({}, 0, "cpu")
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that tells no signature
+        return True
+    return True
 
 
 def _text_of(function: Callable[..., Any] | None) -> str:
@@ -211,6 +297,7 @@ def _of_extension_kernel(
     cases = {case.name: case for case in (*kernel.cases, *kernel.corners)}
     searched, kept = _split({case.name: dict(case.sizes) for case in kernel.cases}, sizes, held_out)
 
+    @wraps(kernel.make_inputs)
     def make_inputs(sizes: Sizes, seed: int, device: str) -> tuple[Any, ...]:  # noqa: ARG001
         case = next(case for case in cases.values() if dict(case.sizes) == dict(sizes))
         return tuple(kernel.make_inputs(case, seed))
@@ -324,6 +411,7 @@ def _of_variants(
     here = [v for v in kernel.variants if v.launch.__module__ == module.__name__]
     searched, kept = _split({case.name: dict(case.sizes) for case in kernel.cases}, sizes, held_out)
 
+    @wraps(kernel.make_inputs)
     def make_inputs(sizes: Sizes, seed: int, device: str) -> tuple[Any, ...]:
         case = next(case for case in cases if dict(case.sizes) == dict(sizes))
         return tuple(kernel.make_inputs(case, seed, device))

@@ -6,14 +6,19 @@ import re
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import doubling
 import pytest
 import torch
 
 from forecast_autotune.cli import main
 from forecast_autotune.cli.search import _target
+from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.processes.box import lacking
+from forecast_autotune.program_search.task import refuse_what_raises, task_of
 
 CPP = """
 #include <cstdint>
@@ -63,7 +68,7 @@ def test_a_file_is_searched_by_what_stands_beside_it(file: Path) -> None:
         ("torch.rand(sizes", "torch.randn(sizes"),
         ("((0.0, 0.0),)", "((1e-5, 0.0),)"),
         ('{"n": 9_999}', '{"n": 9_998}'),
-        ("x.numel()); }", "x.numel()); /* */ }"),
+        ("x.numel()); }", "x.numel() - 1); }"),
     ],
     ids=["reference", "inputs", "tolerances", "held out", "binding"],
 )
@@ -79,6 +84,76 @@ def test_what_is_measured_and_checked_by_is_of_the_task(
     assert before in beside.read_text()
     beside.write_text(beside.read_text().replace(before, after))
     assert _target(str(file)).digest != digest
+
+
+def test_a_header_is_of_the_task_and_a_comment_is_not(file: Path) -> None:
+    header, beside = file.with_name("factor.h"), file.with_suffix(".py")
+    beside.write_text(f"{beside.read_text()}\nextra_include_paths = [{str(file.parent)!r}]\n")
+    digests = []
+    for comment, header_text in (("", "// 1"), ("// said twice\n", "// 1"), ("", "#define OTHER")):
+        file.write_text(f'#include "factor.h"\n{comment}{CPP}')
+        header.write_text(header_text)
+        digests.append(_target(str(file)).digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_what_draws_the_inputs_of_a_suites_kernel_is_of_the_task() -> None:
+    def zeros(case: Any, seed: int, device: str) -> tuple[Any, ...]:
+        return torch.zeros(case.sizes["n"]), torch.empty(case.sizes["n"])
+
+    def ones(case: Any, seed: int, device: str) -> tuple[Any, ...]:
+        return torch.ones(case.sizes["n"]), torch.empty(case.sizes["n"])
+
+    def digest_of(make_inputs: Any) -> str:
+        variant = SimpleNamespace(name="plain", launch=doubling.reference, space=Space.grid({"PARTS": [1, 2]}))
+        kernel = SimpleNamespace(
+            name="double", variants=[variant], cases=[SimpleNamespace(name="large", sizes={"n": 5})], corners=[],
+            make_inputs=make_inputs, reference=doubling.reference, outputs=[SimpleNamespace(rtol=0.0, atol=0.0)], work=None,
+        )  # fmt: skip
+        return task_of(kernel, device="cpu").digest
+
+    assert digest_of(zeros) == digest_of(zeros) != digest_of(ones)
+
+
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        ('sizes = {"a": 4096}', "sizes of scaled: {'a': 4096}: give numbers by name"),
+        ("sizes = [4096]", r"sizes of scaled: \[4096\]: give"),
+        ("held_out = 3", "held_out of scaled: 3: give"),
+        ("corners = {1: {}}", "corners of scaled: {1: {}}: give"),
+        ("tolerances = (1e-4, 1e-4)", r"tolerances of scaled: \(0.0001, 0.0001\): give a relative and an absolute"),
+        ("def inputs(n): pass", "make_inputs of scaled: .*: give a function of sizes, a seed and a device"),
+        ("reference = 3", "reference of scaled: 3: give a function"),
+        ("work = 3", "work of scaled: 3: give a function"),
+    ],
+)
+def test_a_field_of_another_form_is_named_with_its_form(file: Path, said: str, complaint: str) -> None:
+    beside = file.with_suffix(".py")
+    beside.write_text(f"{beside.read_text()}\n{said}\n")
+    with pytest.raises(InvalidInputError, match=complaint):
+        _target(str(file))
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"make_inputs": lambda *_: torch.ones(3)}, "make_inputs of double returns a Tensor: give a function of sizes"),
+        (
+            {"make_inputs": lambda sizes, *_: (sizes["m"],)},
+            "make_inputs of double, given 3 arguments for the size 'large', raises KeyError: 'm'",
+        ),
+        (
+            {"reference": lambda x: x},
+            "reference of double, given 2 arguments for the size 'large', raises TypeError: .*takes 1 positional",
+        ),
+        ({"work": lambda x: x}, "work of double, given 2 arguments for the size 'large', raises TypeError"),
+    ],
+    ids=["no tuple", "inputs", "reference", "work"],
+)
+def test_a_function_that_raises_is_named(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InvalidInputError, match=complaint):
+        refuse_what_raises(doubling.task(**fields))
 
 
 def test_the_file_beside_it_prints_to_stderr_and_sees_no_arguments_of_ours(

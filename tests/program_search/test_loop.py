@@ -26,10 +26,12 @@ from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError, NoWorkingConfigError, StoreError
 from forecast_autotune.program_search import loop as loop_module
+from forecast_autotune.program_search import run as run_module
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
 from forecast_autotune.program_search.examiner import Result, _result, is_fastest
+from forecast_autotune.program_search.finals import run_finals
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.base import SearchView
@@ -97,6 +99,24 @@ def test_a_search_measures_what_its_budget_says_and_starts_with_the_seed(tmp_pat
     assert loop.run() == "its 16 measurements are spent"
     assert next(t.chosen for t in loop.archive) == "seed"
     assert len(loop.archive) == loop.budget.measured == 16
+
+
+def test_a_search_makes_the_stores_folder_for_this_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "store"))
+    monkeypatch.setattr(run_module, "require_box", lambda **_: None)
+    with patch.object(run_module, "Archive", side_effect=StoreError("enough")), pytest.raises(StoreError):
+        run_module.search(TASK)
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+
+
+def test_where_only_the_seed_ran_the_finals_say_why_the_others_did_not(tmp_path: Path) -> None:
+    of = task(spaces={"plain": SPACE})
+    table = Table(failing=[config.text for config in SPACE if config.text != of.seed.config.text])
+    loop = a_search(tmp_path, 4, table=table)
+    loop.run()
+    finals = run_finals(of, list(loop.archive), of.seed, table, table)  # type: ignore[arg-type]
+    assert finals.reason == "no candidate but the seed ran; the first failed at the stage 'check': wrong"
+    assert run_finals(of, [], of.seed, table, table).reason == "no candidate but the seed was tried"  # type: ignore[arg-type]
 
 
 def test_what_is_far_from_the_fastest_is_not_the_fastest() -> None:

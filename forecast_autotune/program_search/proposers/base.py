@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...core.cached_property import cached_property
 from ...core.outcome import Failure
-from ..candidate import Candidate, Tried, incumbent
+from ..candidate import Candidate, Tried, fastest_first, incumbent
 from ..skills import StepSkill
 from ..task import SearchTask
 
@@ -28,7 +28,7 @@ class SearchView:
     @cached_property
     def ran(self) -> list[Tried]:
         """What ran, the fastest first."""
-        return sorted((t for t in self.tried if t.time_us is not None), key=lambda t: t.time_us or 0.0)
+        return fastest_first(self.tried)
 
     @cached_property
     def known(self) -> frozenset[str]:
