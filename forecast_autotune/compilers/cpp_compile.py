@@ -219,7 +219,8 @@ class CppCompiler:
 
     def _names_of_headers(self, variant: Variant) -> list[str]:
         """The variant's macros that an error in a header may come from."""
-        return macros_in_headers(self.builds.folder(variant) / "build.log", variant.macros)
+        log, own = self.builds.folder(variant) / "build.log", self.recipe.include_folders
+        return macros_in_headers(log, variant.macros, [os.path.abspath(folder) for folder in own])
 
     def _variant(self, config: Config) -> Variant:
         return self.recipe.variant(config, self.toolchain, self.hardware)

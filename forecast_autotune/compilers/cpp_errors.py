@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..processes.endings import blames_the_machine
 
 _ERROR = re.compile(r"\b(fatal )?error\b\s*:|undefined reference|ld: ")
 _OF_THE_SOURCE = re.compile(r"[:(]\d+\)?: (?:fatal )?error: ")  # a front end's, with the line that it is about
-_OF_A_HEADER = re.compile(r"/\S*/include/\S+[:(]\d+")
+_OF_A_HEADER = re.compile(r"(/\S*/include/\S+?)[:(]\d+.*\berror\b")
 _QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it below an error
 _QUOTED_WORDS = re.compile(r"\u2018[^\u2019]*\u2019|'[^']*'|\"[^\"]*\"")
 
@@ -35,16 +35,20 @@ def first_errors(build_log: Path, message: str) -> str:
     return "\n".join([*shown, *more, f"log: {build_log}"]) if errors else message
 
 
-def macros_in_headers(build_log: Path, macros: Iterable[str]) -> list[str]:
+def macros_in_headers(build_log: Path, macros: Iterable[str], own: Sequence[str] = ()) -> list[str]:
     """Those macros that stand in a line of an installed header which the compiler quotes below an error there.
 
     A knob is a macro in all that is included: one named `K` is put in the place of every template's parameter `K`.
+
+    Args:
+        own: folders of the user's own headers, which may well name knobs.
     """
     try:
         lines = build_log.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    in_headers = (i for i, line in enumerate(lines) if _OF_A_HEADER.match(line))
+    found = ((i, _OF_A_HEADER.match(line)) for i, line in enumerate(lines))
+    in_headers = (i for i, match in found if match and not any(Path(match[1]).is_relative_to(folder) for folder in own))
     quoted = "\n".join(
         line for i in in_headers for line in itertools.takewhile(_QUOTED_LINE.match, lines[i + 1 : i + 4])
     )

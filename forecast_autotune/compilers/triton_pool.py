@@ -114,7 +114,10 @@ class WorkerPool:
             if self._threads or self._unavailable or self._pausing.is_paused:
                 return
             self._server.prepare()
-            self._add_thread()  # which also ends the server if no task comes
+            try:
+                self._add_thread()  # which also ends the server if no task comes
+            except RuntimeError:  # the system has no more; the first task says so
+                self._server.stop()
 
     def abandon(self, compiling: Collection[Compiling]) -> None:
         """Nobody waits for these any more: those that have begun end, and their workers with them."""
@@ -131,14 +134,19 @@ class WorkerPool:
                 raise WorkersUnavailableError(self._unavailable)
             self._waiting += 1
             if self._waiting > self._idle and len(self._threads) < self.workers:
-                self._add_thread()
+                try:
+                    self._add_thread()
+                except RuntimeError as err:  # the system has no more
+                    if not self._threads:
+                        self._waiting -= 1
+                        raise WorkersUnavailableError(f"no thread can be started to wait for a worker: {err}") from None
         self._jobs.put(job)
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._serve, name="forecast_autotune-compile", daemon=True)
+        thread.start()  # it takes the lock before it counts
         self._threads.append(thread)
         self._idle += 1
-        thread.start()
 
     def paused(self) -> AbstractContextManager[None]:
         """Stop every compile, its tools included, for as long as something is timed that must not be disturbed."""

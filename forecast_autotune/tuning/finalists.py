@@ -35,15 +35,16 @@ class Finals:
 
     def measure(self) -> None:
         """Time the finalists of all that was timed, with nothing being compiled beside them, unless that is done already."""
-        finalists = self._pick()
-        if {*finalists} <= self._state.finals.keys():
-            return
-        self._state.finals.clear()  # another config has come near since
-        if len(finalists) >= 2 and self._state.budget.seconds_left > 0:
-            finalists = self._trials.recompile(finalists)
-            if len(finalists) >= 2:
+        while not {*(finalists := self._pick())} <= self._state.finals.keys():
+            self._state.finals.clear()  # another config has come near since, or one has failed
+            if len(finalists) < 2 or self._state.budget.seconds_left <= 0:
+                return
+            built = self._trials.recompile(finalists)
+            if len(built) >= 2:
                 with self._trials.compiler.paused():
-                    self._measure(finalists)
+                    self._measure(built)
+            if {*finalists} <= self._state.measured().keys():
+                return
 
     def measure_meanwhile(self, usual_s: float) -> bool:
         """Time those of now, once, while the last configs are being compiled, which may change them; whether it did.

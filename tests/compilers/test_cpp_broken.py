@@ -136,6 +136,16 @@ def test_a_knob_that_a_header_has_as_a_name_of_its_own_is_named(tmp_path: Path) 
     assert macros_in_headers(tmp_path / "none.log", ["K"]) == []
 
 
+def test_a_users_own_header_and_a_warning_are_no_installed_headers_error(tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    quoted = "    5 |   int unused = BLOCK;\n"
+    log.write_text(
+        f"/usr/include/sum.h:5:7: warning: unused variable\n{quoted}/me/include/sum.h:5:7: error: oops\n{quoted}"
+    )
+    assert macros_in_headers(log, ["BLOCK"], own=["/me/include"]) == []
+    assert macros_in_headers(log, ["BLOCK"], own=["/you/include"]) == ["BLOCK"]
+
+
 def test_what_a_worker_had_no_time_to_log_is_added_to_its_log(tmp_path: Path) -> None:
     log = tmp_path / "build.log"
     log.write_text("c++ -c main.cpp\n")

@@ -617,6 +617,22 @@ def test_what_is_built_is_handed_over_before_anyone_is_asked_how_long_to_wait(ow
     pool.close()
 
 
+def test_where_no_thread_can_be_started_configs_are_compiled_here(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = triton_pool.WorkerPool(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        config = Config({"BLOCK": 2048, "num_warps": 2})
+        built = only(compiler(scale, (half(330), 330), pool=pool).compile([config]))
+    assert isinstance(built, Evidence)
+    assert pool._server.pid is None
+    pool.close()
+
+
 @pytest.mark.parametrize("why", ["closed", "paused"])
 def test_no_server_is_started_for_a_pool_that_starts_no_workers(why: str) -> None:
     pool = triton_pool.WorkerPool(1)

@@ -11,7 +11,7 @@ from small_runs import Fixed, Memory, Noisy, recorded_as, tuned_by
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
-from forecast_autotune.core.outcome import Measurement, Outcome
+from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.tuning.loop import tune
@@ -108,6 +108,19 @@ def test_what_is_stored_of_a_run_is_on_one_scale_whatever_drifted() -> None:
     assert times == {
         c: pytest.approx(o.median_us, rel=1e-3) for c, o in of.outcomes.items() if isinstance(o, Measurement)
     }
+
+
+def test_where_the_fastest_fail_in_their_turns_the_next_have_theirs() -> None:
+    class Failing(Noisy):
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+            outcome = super().measure(config, limits)
+            has_failed = limits.share < 1 and config["i"] in (1, 2)
+            return Failure(stage="launch", message="out of memory", cost_s=0.1) if has_failed else outcome
+
+    of = recorded_as([150, 90, 92, 110, 130])
+    decision = tuned_by(of, Failing(of, 0.0001))
+    assert (decision.config, decision.failed) == (Config({"i": 3}), 2)
+    assert decision.speedup == pytest.approx(150 / 110, rel=1e-3)
 
 
 def test_a_run_that_finds_everything_timed_still_decides_by_turns() -> None:
