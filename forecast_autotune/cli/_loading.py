@@ -53,6 +53,7 @@ def load_module(place: str, usage: str, is_enough: Callable[[types.ModuleType], 
 def _imported(
     place: str, path: Path | None, usage: str, is_enough: Callable[[types.ModuleType], bool]
 ) -> types.ModuleType:
+    """The module of a name, or in a file where a path is given. See `load_module`."""
     module = None
     try:
         if path is None:

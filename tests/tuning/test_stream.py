@@ -16,11 +16,11 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
-from forecast_autotune.core.job import Compile, Measure, Recording, Stop, View
+from forecast_autotune.core.job import Compile, Measure, Progress, Recording, Stop, View
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.protocols import Policy, Surrogate
+from forecast_autotune.protocols import Listener, Policy, Surrogate
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive, Selective
 
@@ -79,6 +79,7 @@ def run(
     store: Memory | None = None,
     device: Clocked | None = None,
     patient: bool = False,
+    listener: Listener | None = None,
 ) -> tuple[Clocked, Decision]:
     device = device or Clocked(of, workers)
     resolution = tune(
@@ -90,6 +91,7 @@ def run(
         store=store or Memory(),
         budget=Budget(budget, clock=device.clock),
         patient=patient,
+        listener=listener,
     )
     return device, resolution.decision
 
@@ -281,16 +283,11 @@ def test_who_watches_is_told_that_builds_are_waited_for_once_the_turns_are_over(
     of = compiled_in([1, 1, 1, 1, 2.9], [100, 100.1, 150, 160, 190])
     device = Repeating(of, workers=5)
     said: list[tuple[float, str, bool]] = []
-    tune(
-        job_of(of),
-        compiler=device,
-        surrogate=Fixed(),
-        policy=InOrder(),
-        measurer=device,
-        store=Memory(),
-        budget=Budget("5", clock=device.clock),
-        listener=lambda progress: said.append((device.charged_s, progress.doing, progress.timing)),
-    )
+
+    def listen(progress: Progress) -> None:
+        said.append((device.charged_s, progress.doing, progress.timing))
+
+    run(of, workers=5, budget="5", device=device, listener=listen)
     before_the_last = [each for each in said if each[0] < 2.9]
     assert "timing the best in turns" in {doing for _, doing, _ in before_the_last}
     assert before_the_last[-1][1:] == ("building", False)
