@@ -196,8 +196,7 @@ class WorkerPool:
             except queue.Empty:
                 self._retire(compiler)
                 compiler = None
-                if not self.processes():
-                    self._server.stop()
+                self._stop_unused_server()
                 continue
             if job is None:
                 self._retire(compiler)
@@ -216,6 +215,12 @@ class WorkerPool:
             finally:
                 with self._lock:
                     self._idle += 1
+
+    def _stop_unused_server(self) -> None:
+        """End the workers' server where there is no worker, and no thread that may be starting one."""
+        with self._lock:
+            if not self._live and not self._waiting and self._idle == len(self._threads):
+                self._server.stop()
 
     def _run(self, job: _Job, compiler: _Compiler | None) -> _Compiler | None:
         self._pausing.wait()

@@ -265,8 +265,8 @@ class EventClock:
         each_us = 0.0 if self._has_caught_up or math.isinf(self._between_us) else least_us + self._between_us
         lead_s = self._lead_s(count, each_us)
         times_us, was_behind = self._queued(launch, count, lead_s)
-        if count > 1 and not was_behind:  # what it waited for may be in the times
-            self._has_caught_up = self._has_caught_up or each_us > 0.0
+        if not was_behind:  # what it waited for may be in the times
+            self._has_caught_up = self._has_caught_up or (count > 1 and each_us > 0.0)
             if (longer_s := self._lead_s(count, 0.0)) > LONGER_TIMES * lead_s:
                 times_us, _ = self._queued(launch, count, longer_s)
         return times_us

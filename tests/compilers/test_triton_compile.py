@@ -598,6 +598,26 @@ def test_a_server_that_gets_no_task_ends(monkeypatch: pytest.MonkeyPatch) -> Non
     pool.close()
 
 
+def test_a_server_is_not_ended_while_a_worker_is_being_started(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_pool, "IDLE_S", 0.01)
+    pool = triton_pool.WorkerPool(2)
+    stop, busy = pool._server.stop, list[int]()
+
+    def counted() -> None:
+        busy.append(len(pool._threads) - pool._idle)
+        stop()
+
+    monkeypatch.setattr(pool._server, "stop", counted)
+    for block in (64, 128, 64, 128):  # one thread has it, the other is idle
+        configs = [Config({"BLOCK": block}), Config({"BLOCK": 2 * block})]
+        built = list(compiler(scale, (half(320), 320), pool=pool).compile(configs, workers=2))
+        assert not [result for _, result in built if isinstance(result, Failure)]
+    pool.close()
+    assert not any(busy[:-1])
+
+
 def test_what_is_built_is_handed_over_before_anyone_is_asked_how_long_to_wait(own_cache: Path) -> None:
     pool, asked = triton_pool.WorkerPool(2), list[float]()
 

@@ -157,8 +157,25 @@ def test_a_device_that_launches_keep_busy_needs_no_more_than_a_start(monkeypatch
 def test_a_slow_first_launch_is_taken_for_the_first_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(itertools.repeat(30.0), host_us=50.0, flush_us=40.0, first_us=300.0)
     queue.measure(monkeypatch)
-    batches = 4  # of 50 samples, with the very first
+    batches = 5  # of 50 samples, with the very first, which is made again
     assert queue.spun_us - queue.spun_before_us < batches * (1e6 * clocks.LEAST_SPIN_S + 1.5 * 300.0 + 15 * 5.0)
+
+
+def test_a_stumble_of_the_host_at_the_first_sample_does_not_end_a_configs_timing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = Queue(itertools.repeat(100.0), host_us=50.0, flush_us=5.0)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
+    clock = queue.clock(lambda: queue.run(2.0))
+    clock.prepare()
+
+    def stumbling() -> None:
+        queue.now_us += 0.0 if queue.launches else 5000.0
+        queue.launch()
+
+    measured = clock.measure(Launch(call=stumbling), first_us=math.nan, limits=TimingLimits(early_stop_us=200.0))
+    assert len(measured.samples_us) > BATCH
+    assert set(measured.samples_us) == {100.0}
 
 
 def test_what_waits_for_the_device_itself_needs_no_longer_head_start_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
