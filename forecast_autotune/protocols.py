@@ -161,12 +161,12 @@ class Store(Protocol):
     def related_recordings(self, job: Job) -> Sequence[Recording]:
         """Recordings of the same program at other keys, on other hardware, under other toolchains, in older source."""
 
-    def record(
+    def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
         """Keep an outcome and the forecast that preceded it, at once; a later one of the same run replaces it."""
 
-    def decide(self, job: Job, decision: Decision) -> None:
+    def record_decision(self, job: Job, decision: Decision) -> None:
         """Keep a decision; it supersedes the earlier one."""
 
     def note_pending(self, job: Job, why: str) -> None:

@@ -64,7 +64,7 @@ def test_an_elementwise_kernel_of_liger_is_tuned_and_recalled(tmp_path: Path) ->
             liger_dyt_fwd(x, alpha, gamma, beta)
             liger_dyt_fwd(x, alpha, gamma, None)
         print(json.dumps([
-            type(kernel).__name__, len(kernel.configs), [d.measured for d in fa.tuner_of(kernel).decisions.values()],
+            type(kernel).__name__, len(kernel.configs), [d.tried for d in fa.tuner_of(kernel).decisions.values()],
             kernel.best_config.kwargs, kernel.best_config.num_warps, sum(on.launches.values()), len(on.compiles),
         ]))
     """
@@ -97,7 +97,7 @@ def test_a_liger_kernel_whose_hook_shapes_descriptors_is_tuned(tmp_path: Path) -
             _, best = gemm_swiglu(x, gate, up, 1.0)
         (decision,) = fa.tuner_of(kernel).decisions.values()
         print(json.dumps([
-            type(kernel).__name__, len(configs), decision.measured, best is kernel.configs[0], len(on.compiles),
+            type(kernel).__name__, len(configs), decision.tried, best is kernel.configs[0], len(on.compiles),
             decision.failed + len(on.launches), decision.failed,
         ]))
     """
@@ -130,7 +130,7 @@ def test_flash_linear_attentions_own_tuner_class_and_kernels_made_before_are_tun
                 softmax_fwd(torch.randn(64, 512))
         print(json.dumps([
             [type(k).__name__, k.best_config.num_warps, len(k.cache)]
-            + [d.measured for d in fa.tuner_of(k).decisions.values()]
+            + [d.tried for d in fa.tuner_of(k).decisions.values()]
             for k in kernels
         ]))
     """

@@ -196,7 +196,7 @@ with fa.rehearsal("H100", {"fused_moe_kernel": times}) as on:
         x, w1, w2 = (torch.zeros(s, dtype=torch.bfloat16) for s in ((M, K), (E, 2 * N, K), (E, K, N)))
         product(x, w1, torch.zeros(M, 2, 2 * N, dtype=torch.bfloat16), 2)
         product(torch.zeros(2 * M, N, dtype=torch.bfloat16), w2, torch.zeros(M, 2, K, dtype=torch.bfloat16), 1)
-print(json.dumps([(d.config.knobs, d.measured) for d in tuned.decisions.values()]))
+print(json.dumps([(d.config.knobs, d.tried) for d in tuned.decisions.values()]))
 """
 
 

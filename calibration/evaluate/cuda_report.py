@@ -62,7 +62,7 @@ def tune(kernel: Kernel, case: Case, budget: str, builds: Path, models: Path | N
         "chosen": decision.config,
         "first_call_s": seconds,
         "compiled": decision.compiled,
-        "measured": decision.measured,
+        "measured": decision.tried,
         "failed": decision.failed,
         "basis": decision.basis,
         "reason": decision.reason,

@@ -146,7 +146,7 @@ def tune_ours(key: Key[TritonKernel], seed: int, budget: str, models: Path | Non
         "default_of_best": key.of_best(order[0]),
         "first_call_s": seconds,
         "compiled": decision.compiled,
-        "measured": decision.measured,
+        "measured": decision.tried,
         "failed": decision.failed,
         "basis": decision.basis,
         "reason": decision.reason,

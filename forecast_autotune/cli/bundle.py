@@ -305,7 +305,7 @@ def _decisions(store: Any) -> list[dict[str, Any]]:
             "reason": sentence(stored.decision.reason, stored.place.workload.program.source),
             "budget": sentence(stored.decision.budget, stored.place.workload.program.source),
             "space_size": stored.decision.space_size,
-            "measured": stored.decision.measured,
+            "measured": stored.decision.tried,
             "failed": stored.decision.failed,
             "spent_s": stored.decision.spent_s,
             "decided_at": stored.decision.decided_at,

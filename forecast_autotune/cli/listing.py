@@ -138,6 +138,6 @@ def _row(stored: StoredDecision, outcome: Measurement | None, kernel: str, confi
         decision.basis,
         "" if decision.speedup is None else f"{decision.speedup:.2f}x",
         as_time(decision.config_us, None if outcome is None else outcome.relative_spread),
-        f"{decision.measured} of {decision.space_size}",
+        f"{decision.tried} of {decision.space_size}",
         as_date(decision.decided_at),
     )

@@ -19,7 +19,7 @@ class Decision:
     """The config chosen for a workload on one kind of hardware.
 
     `basis` says what carries it: its own measurement, a forecast, or nothing better than the default. `equivalents` are
-    configs whose times cannot be told apart from the chosen one's. `measured` and `compiled` count configs of this run.
+    configs whose times cannot be told apart from the chosen one's. `tried` and `compiled` count configs of this run.
 
     Of the run's `spent_s` seconds it waited for `waiting_s` for compilers or other processes and timed for `timing_s`; in
     the rest it forecast, chose and stored. Compilers worked for `compiling_s`, all workers together. Where real calls were
@@ -35,7 +35,7 @@ class Decision:
     budget: str
     forecast: int = 0  # configs forecast
     compiled: int = 0
-    measured: int = 0  # distinct configs tried, those that failed included
+    tried: int = 0  # distinct configs that were measured or failed
     failed: int = 0
     spent_s: float = 0.0
     waiting_s: float = 0.0
@@ -54,14 +54,14 @@ class Decision:
             raise InvalidInputError(f"basis {self.basis!r}: accepted are {', '.join(BASES)}")
 
     @property
-    def tried(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether measuring had a say in it; if not, measuring may come to another."""
-        return self.basis == "measured" or self.measured > 0
+        return self.basis == "measured" or self.tried > 0
 
     @property
     def none_ran(self) -> bool:
         """Whether configs were tried, and none of them ran."""
-        return self.basis == "default" and 0 < self.measured == self.failed
+        return self.basis == "default" and 0 < self.tried == self.failed
 
     @property
     def ours_s(self) -> float:
@@ -80,7 +80,7 @@ class Decision:
 
         One that measuring had no say in, and one for the workload itself, stays as it is.
         """
-        if not self.tried or decided.digest == asked.digest:
+        if not self.is_measured or decided.digest == asked.digest:
             return self
         constexprs = ", ".join(f"{name}={value}" for name, value in key_parts(decided.constexprs).items())
         return Decision(

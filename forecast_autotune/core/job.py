@@ -109,7 +109,7 @@ class Progress:
     doing: str
     forecast: int
     compiled: int
-    measured: int
+    tried: int
     limit: float
     spent_s: float
     best: Config | None

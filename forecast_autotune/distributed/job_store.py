@@ -97,15 +97,15 @@ class JobStore:
         """See `Store.related_recordings`."""
         return self.own.related_recordings(job)
 
-    def record(
+    def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
         """See `Store.record`."""
-        self.own.record(job, run, config, outcome, forecast)
+        self.own.record_outcome(job, run, config, outcome, forecast)
 
-    def decide(self, job: Job, decision: Decision) -> None:
+    def record_decision(self, job: Job, decision: Decision) -> None:
         """See `Store.decide`."""
-        self.own.decide(job, decision)
+        self.own.record_decision(job, decision)
 
     def note_pending(self, job: Job, why: str) -> None:
         """See `Store.note_pending`."""
@@ -254,8 +254,8 @@ class JobStore:
             warn_once(f"{err}. It is ignored: {self.channel} decides by its own store", TuningWarning)
             return None
         theirs = replace(job, workload=decided)
-        if decision.tried and self.own.decision(theirs) != decision:
-            self.own.decide(theirs, decision)
+        if decision.is_measured and self.own.decision(theirs) != decision:
+            self.own.record_decision(theirs, decision)
         return decision.carried_over(decided, job.workload)
 
 

@@ -57,7 +57,7 @@ def taken_in(store: StoreFile, lines: Sequence[str]) -> list[Entry]:
 
 def decided_in(entries: Iterable[Entry]) -> set[tuple[str, str]]:
     """Keys that entries have a measured decision of, by the digests of their hardware and workload."""
-    decided = (e for e in entries if isinstance(e, Decided) and e.superseded_at is None and e.decision.tried)
+    decided = (e for e in entries if isinstance(e, Decided) and e.superseded_at is None and e.decision.is_measured)
     return {(e.place.hardware.digest, e.place.workload.digest) for e in decided}
 
 

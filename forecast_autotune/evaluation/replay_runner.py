@@ -156,10 +156,10 @@ class HistoryStore:
         """The recordings it was made with."""
         return self.recordings
 
-    def record(self, *_: object) -> None:
+    def record_outcome(self, *_: object) -> None:
         """Forget an outcome."""
 
-    def decide(self, *_: object) -> None:
+    def record_decision(self, *_: object) -> None:
         """Forget a decision."""
 
     def note_pending(self, *_: object) -> None:

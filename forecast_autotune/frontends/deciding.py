@@ -166,7 +166,7 @@ def _await_read(job: Job, fleet: FleetStore) -> None:
                     doing=what,
                     forecast=0,
                     compiled=0,
-                    measured=0,
+                    tried=0,
                     limit=0,
                     spent_s=0.0,
                     best=None,
@@ -240,7 +240,7 @@ def first_forecasts(job: Job, request: Request, store: Store) -> tuple[Sequence[
 
 def keep_decision(job: Job, request: Request, store: Store, decision: Decision) -> Decision:
     """Store a decision that was made elsewhere than in `decide`; returns the one that all ranks of the job hold to."""
-    store.decide(job, decision)
+    store.record_decision(job, decision)
     return hold_to(job, request, store, decision)
 
 

@@ -232,11 +232,11 @@ class Dispatcher:
                 return before
             if not locked:
                 return before or Entry(
-                    launcher=untraced(self._door.default)(call), measured=False, provisional=NOT_DECIDED
+                    launcher=untraced(self._door.default)(call), is_measured=False, provisional=NOT_DECIDED
                 )
             version = self.table.version
             entry = untraced(self._decide)(key, call, unmeasured, before)
-            if not entry.measured:
+            if not entry.is_measured:
                 holds_unmeasured(self)
             if not self.table.add(key, entry, version=version):
                 entry.provisional = NOT_DECIDED  # chosen among configs that were assigned away meanwhile
@@ -251,7 +251,7 @@ class Dispatcher:
         with unobserved(), show_progress(self._door.name) if takes_time(request) else nullcontext() as watched:
             tuning = self._door.tuning(call, request)
             provisional = Provisional(why=unmeasured) if unmeasured else None
-            undecided = Entry(launcher=tuning.default, measured=False, provisional=provisional)
+            undecided = Entry(launcher=tuning.default, is_measured=False, provisional=provisional)
             if request.settings.mode == "first" or unmeasured in UNDECIDED:
                 return undecided
             try:
@@ -270,7 +270,9 @@ class Dispatcher:
             if watched is not None and not found.is_refused and found.retry_after_s is None:
                 self._tell(watched, found.job, found.decision, found.store, measured_here=found.measured > 0)
         decision = found.decision
-        if decision.tried or not unmeasured:  # else it is no decision of the key's, but what this call makes do with
+        if (
+            decision.is_measured or not unmeasured
+        ):  # else it is no decision of the key's, but what this call makes do with
             self._keep(key, decision, found.job, found.store)
         took_s = time.perf_counter() - began
         tuning.decided(decision, found.store, measured=found.measured, seconds=took_s)
@@ -282,7 +284,7 @@ class Dispatcher:
             provisional = None
         entry = Entry(
             launcher=found.launcher,
-            measured=not is_unmeasured(decision),
+            is_measured=not is_unmeasured(decision),
             provisional=provisional,
             fallback=tuning.fallback(decision, measured_here=found.measured > 0),
         )
@@ -333,7 +335,7 @@ class Dispatcher:
                 decision = self._refuse(job, decision, failure, store, chosen_by)
         may_learn = request.learns is not None and not unmeasured
         learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
-        if learnable is not None and learnable.compares and not decision.tried:
+        if learnable is not None and learnable.compares and not decision.is_measured:
             decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
         return _Found(
             job=job,
@@ -399,7 +401,7 @@ class Dispatcher:
                 if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
                     return
                 self._keep(key, decision, job, store)
-                entry.launcher, entry.measured = learnable.launcher(decision.config), not is_unmeasured(decision)
+                entry.launcher, entry.is_measured = learnable.launcher(decision.config), not is_unmeasured(decision)
                 entry.provisional = entry.learning = None
                 self._door.forget_shortcuts()
             calls.end()  # not before: a call that finds it over leaves the key undecided
@@ -426,7 +428,7 @@ class Dispatcher:
 
     def _refuse(self, job: Job, decision: Decision, failure: Failure, store: Store, chosen_by: str) -> Decision:
         """The default in the place of a config that does not work in this process, where it was not measured."""
-        store.record(job, decision.run, decision.config, replace(failure, transient=True), None)
+        store.record_outcome(job, decision.run, decision.config, replace(failure, transient=True), None)
         why = f"{'' if failure.stage == 'check' else 'it does not run: '}{failure.message}"
         self._warn(f"{self._door.name} runs its first config, not {decision.config}, which {chosen_by}: {why}")
         return _by_default(decision, job.space.default, f"{decision.config} {chosen_by}, but {why}")
@@ -489,7 +491,7 @@ class Dispatcher:
         """Decide keys again, at their next call, that were decided without a measurement."""
         with tuning_lock.held():
             for key, entry in self.table.items():
-                if not entry.measured:
+                if not entry.is_measured:
                     self.decisions.pop(key, None)
                     self._stored.pop(key, None)
                     self.table.pop(key)

@@ -35,14 +35,14 @@ class Entry:
 
     Attributes:
         launcher: makes the call; its type is the front door's.
-        measured: whether it rests on a measurement, or the program itself put it in.
+        is_measured: whether it rests on a measurement, or the program itself put it in.
         provisional: None where it is final.
         fallback: the default's launcher and config, in case this one does not run; None once it has run.
         learning: what its calls teach, in mode `online`, until it is decided.
     """
 
     launcher: Any
-    measured: bool
+    is_measured: bool
     provisional: Provisional | None = None
     fallback: tuple[Any, Config] | None = None
     learning: Learning | None = None

@@ -98,7 +98,7 @@ def after_tuning(renew: Callable[[], None]) -> None:
 
 def is_unmeasured(decision: Decision | None) -> bool:
     """Whether a decision of this process rests on no measurement; None stands for one that was never made."""
-    if decision is None or not decision.tried:
+    if decision is None or not decision.is_measured:
         return True
     try:
         return not BudgetLimits.parse(decision.budget).measures

@@ -80,14 +80,14 @@ def _of_store(store: StoreFile, *, believed: bool = True) -> Iterator[Known]:
         return
     for stored in store.each_decision():
         at = max(stored.decision.decided_at, stored.hit_at or 0.0)
-        yield Known(place=stored.place, at=at, measured=stored.decision.tried, believed=believed)
+        yield Known(place=stored.place, at=at, measured=stored.decision.is_measured, believed=believed)
     for pending in store.pending():
         yield Known(place=pending.place, at=pending.met_at, measured=False)
 
 
 def _of_decided(entry: Decided) -> Iterator[Known]:
     if entry.superseded_at is None:
-        yield Known(place=entry.place, at=entry.decision.decided_at, measured=entry.decision.tried)
+        yield Known(place=entry.place, at=entry.decision.decided_at, measured=entry.decision.is_measured)
 
 
 @dataclass(slots=True)

@@ -140,9 +140,9 @@ class FleetStore(SqliteStore):
             found.setdefault(TuningKey.of(recording).digests, recording)
         return list(found.values())
 
-    def decide(self, job: Job, decision: Decision) -> None:
+    def record_decision(self, job: Job, decision: Decision) -> None:
         """See `SqliteStore.decide`; has it sent, with the outcomes it rests on."""
-        super().decide(job, decision)
+        super().record_decision(job, decision)
         if decision.basis == "measured" and self.remote is not None:
             self.syncs[0].send(job.hardware)
 

@@ -396,7 +396,9 @@ def decode_answer(value: object, what: str = "answer") -> Bins:
     return Bins(probabilities=tuple(shares), raw_sum=raw_sum)
 
 
-_DECISION_COUNTS = ("space_size", "forecast", "compiled", "measured", "failed")
+_DECISION_COUNTS = {  # a count's name in JSON to that in `Decision`
+    "space_size": "space_size", "forecast": "forecast", "compiled": "compiled", "measured": "tried", "failed": "failed",
+}  # fmt: skip
 _DECISION_SECONDS = ("spent_s", "waiting_s", "compiling_s", "timing_s")
 _SECONDS_OF_CALLS = ("explored_s", "saved_s")  # written where real calls were timed
 
@@ -417,7 +419,7 @@ def encode_decision(decision: Decision) -> Json:
         "equivalents": [encode_config(c) for c in decision.equivalents],
         "space_digest": decision.space_digest,
         "budget": decision.budget,
-        **{name: getattr(decision, name) for name in _DECISION_COUNTS},
+        **{name: getattr(decision, attribute) for name, attribute in _DECISION_COUNTS.items()},
         **{name: getattr(decision, name) for name in _DECISION_SECONDS},
         "config_us": decision.config_us,
         "default_us": decision.default_us,
@@ -431,7 +433,9 @@ def encode_decision(decision: Decision) -> Json:
 def decode_decision(value: object, what: str = "decision") -> Decision:
     """A decision; counts and costs that are missing are 0."""
     data = fields(value, what)
-    values: dict[str, object] = {name: count_field(data, name, what, 0) for name in _DECISION_COUNTS}
+    values: dict[str, object] = {
+        attribute: count_field(data, name, what, 0) for name, attribute in _DECISION_COUNTS.items()
+    }
     for name in ("config_us", "default_us"):
         time_us = optional_number(data, name, what)
         if time_us is not None and not FASTEST_US < time_us < SLOWEST_US:

@@ -22,7 +22,7 @@ def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
     place = pending.place
     for _, held, _ in holding(connection, pending.digest, place.hardware):
         with suppress(InvalidInputError):
-            if encoding.decode_decision(from_text(held, "decision"), "decision").tried:
+            if encoding.decode_decision(from_text(held, "decision"), "decision").is_measured:
                 return
     keep_tuning_key(connection, place, pending.met_at)
     connection.execute(

@@ -163,7 +163,7 @@ class SqliteStore:
         known = {TuningKey.of(r).digests for r in own}
         return [*own, *(r for r in self.run_on_packs(read) or [] if TuningKey.of(r).digests not in known)]
 
-    def record(
+    def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
         """Keep an outcome, the forecast that preceded it and the config's static features, in one transaction, at once.
@@ -188,7 +188,7 @@ class SqliteStore:
 
         self.connection.write(write)
 
-    def decide(self, job: Job, decision: Decision) -> None:
+    def record_decision(self, job: Job, decision: Decision) -> None:
         """Keep a decision; the one it supersedes stays as history until it is pruned."""
 
         def write(connection: sqlite3.Connection) -> None:
@@ -196,7 +196,7 @@ class SqliteStore:
             decisions.keep_decision(connection, TuningKey.of(job), decision)
 
         self.connection.write(write)
-        if decision.tried:
+        if decision.is_measured:
             with self.connection.lock:
                 self.connection.deferred.forget_note(rows.decision_digest(TuningKey.of(job), job.space.digest))
 

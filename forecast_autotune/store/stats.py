@@ -133,9 +133,9 @@ def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
         total.explored_s += decision.explored_s
         total.saved_in_calls_s += decision.saved_s
         total.saved_by_hits_s += stored.hits * decision.spent_s
-        if decision.measured and decision.space_size > decision.measured:
-            untried = decision.space_size - decision.measured
-            total.saved_by_forecasts_s += untried * decision.spent_s / decision.measured
+        if decision.tried and decision.space_size > decision.tried:
+            untried = decision.space_size - decision.tried
+            total.saved_by_forecasts_s += untried * decision.spent_s / decision.tried
         if stored.superseded_at is None:
             total.by_basis[decision.basis] += 1
         else:

@@ -136,7 +136,7 @@ class _Run:
         if self.budget.total_left_s <= 0 and set(self.state.outcomes) <= {self.job.space.default}:
             return self.leave_pending(stop)
         decision = self.decide(stop)
-        self.parts.store.decide(self.job, decision)
+        self.parts.store.record_decision(self.job, decision)
         report_failures(self.state.findings())
         report_noise(self.state)
         default = self.state.outcomes.get(self.job.space.default)
@@ -241,7 +241,7 @@ class _Run:
         self.state.forecast()
         decision = self.decide(stop, by_forecast=True)
         basis = "default" if decision.basis == "measured" else decision.basis
-        return store.publish_decision(self.job, replace(decision, basis=basis, measured=0))
+        return store.publish_decision(self.job, replace(decision, basis=basis, tried=0))
 
 
 def _help_leader(job: Job, parts: Parts, work_sharing: WorkSharing, clock: Callable[[], float]) -> None:

@@ -62,7 +62,7 @@ class Run:
         A key that another process has measured has none, but for rank 0: it speaks for all ranks of a job.
         """
         of_the_job = _rank() == 0 and decision.decided_at >= PROCESS_BEGAN_AT and _board.is_news(job)
-        if decision.measured and (measured_here or of_the_job):
+        if decision.tried and (measured_here or of_the_job):
             seconds = self.elapsed_s if measured_here else decision.spent_s
             _board.close(job, decision, seconds, is_stored)
 

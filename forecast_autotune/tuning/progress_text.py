@@ -47,7 +47,7 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
         config=plain(varying_knobs(decision.config, job.space)),
         gain=_gain(job, decision),
         speedup=decision.speedup or 1.0,
-        tried=decision.measured,
+        tried=decision.tried,
         space_size=decision.space_size,
         seconds=seconds,
         explored_s=decision.explored_s,
@@ -77,8 +77,8 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
     limit = min(progress.limit, len(progress.job.space))
     limit_s = heard_s + progress.seconds_left
     time = f"{elapsed_s:.0f} s" if math.isinf(limit_s) else f"{elapsed_s:.0f} of at most {limit_s:.0f} s"
-    parts = [progress.doing, f"{progress.measured} of {limit:.0f} tried", time]
-    if progress.best_speedup is not None and progress.measured > 1:
+    parts = [progress.doing, f"{progress.tried} of {limit:.0f} tried", time]
+    if progress.best_speedup is not None and progress.tried > 1:
         is_default = progress.best == progress.job.space.default
         parts.append("none beats the default yet" if is_default else f"best {as_ratio(progress.best_speedup)}")
     return cut(fitted(plain(progress.job.workload.program.name), plain(": " + ", ".join(parts)), columns), columns)

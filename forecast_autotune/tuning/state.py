@@ -108,7 +108,7 @@ class RunState:
         ran_before = isinstance(self.outcomes.get(config), Measurement)
         self.outcomes[config] = outcome
         if not (transient and ran_before):
-            self.store.record(self.job, self.id, config, outcome, self.forecaster.of(config))
+            self.store.record_outcome(self.job, self.id, config, outcome, self.forecaster.of(config))
         self.sharing.settle(config, transient=transient)
         if isinstance(outcome, Failure):
             facts = (outcome.stage, outcome.message, outcome.follows)
@@ -185,7 +185,7 @@ class RunState:
                 doing=doing,
                 forecast=len(self.forecaster.forecasts),
                 compiled=self.compiled,
-                measured=len(self.tried),
+                tried=len(self.tried),
                 limit=self.budget.limit if self.budget.limit is not None else len(self.space),
                 spent_s=self.budget.spent_s,
                 best=best,

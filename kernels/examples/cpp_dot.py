@@ -40,4 +40,4 @@ print(module.product(x, y))  # the first call of a size tunes; later calls only 
 
 (decision,) = module.product.decisions.values()
 print(f"{decision.config}: {decision.speedup or 1:.1f}x the default's speed,", end=" ")
-print(f"{decision.measured} of {decision.space_size} tried")
+print(f"{decision.tried} of {decision.space_size} tried")

@@ -46,4 +46,4 @@ for vocabulary, width in ((30_000, 256), (16, 1024)):
         f"{vocabulary} words of {width}: {decision.config}: {decision.speedup or 1:.1f}x the first one's speed,",
         end=" ",
     )
-    print(f"{decision.measured} of {decision.space_size} tried")
+    print(f"{decision.tried} of {decision.space_size} tried")

@@ -56,4 +56,4 @@ if __name__ == "__main__":
                 continue
             decision = list(silu_mul.decisions.values())[-1]
             print(f": {decision.speedup or 1:.2f}x the default's speed,", end=" ")
-            print(f"{decision.measured} of {decision.space_size} tried")
+            print(f"{decision.tried} of {decision.space_size} tried")

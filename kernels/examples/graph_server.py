@@ -42,7 +42,7 @@ def captured(x, out):
 
 def tell(when):
     for (batch, *_), decision in normalize.decisions.items():
-        print(f"{when}: batch {batch}: {decision.config}: {decision.basis}, {decision.measured} tried")
+        print(f"{when}: batch {batch}: {decision.config}: {decision.basis}, {decision.tried} tried")
 
 
 with contextlib.nullcontext() if ON_GPU else fa.rehearsal("H200", TIMES):

@@ -181,7 +181,7 @@ def report(
     longest_build_s, timing_s = costs(settings, name, decision)
     print()
     say_fact("forecast", f"{decision.forecast} of {decision.space_size} configs, before any was compiled")
-    say_fact("tried", f"{decision.measured} of them; {decision.failed} failed")
+    say_fact("tried", f"{decision.tried} of them; {decision.failed} failed")
     say_fact("default", f"{as_time(decision.default_us)}  {default}")
     say_fact("chosen", f"{as_time(decision.config_us)}  {decision.config}")
     if best_us is not None and decision.config_us is not None:

@@ -130,7 +130,7 @@ def run(model: Path, folder: Path) -> dict[str, object]:
         "model": str(model),
         "forecasts": len(tuned.forecasts),
         "abstentions": len(tuned.abstentions),
-        "measured": tuned.decision.measured,
+        "measured": tuned.decision.tried,
         "slowdown_vs_exhaustive": round(slowdown, 4),
     }
 
@@ -177,7 +177,7 @@ def tell(tuned: Tuned) -> None:
     decision = tuned.decision
     print(f"Decided: {_text(decision.config)}, {decision.speedup or 1:.2f}x the default's speed")
     print(f"  why     {decision.reason}")
-    print(f"  effort  {decision.compiled} built, {decision.measured} timed, {decision.spent_s:.1f} s")
+    print(f"  effort  {decision.compiled} built, {decision.tried} timed, {decision.spent_s:.1f} s")
 
 
 def compare(tuned: Tuned, everything: Tuned, again: Tuned) -> float:
@@ -191,11 +191,11 @@ def compare(tuned: Tuned, everything: Tuned, again: Tuned) -> float:
         if config not in times_us:
             raise DemoError(f"{_text(config)} ran before and then failed, and there is nothing to compare: try again")
     slowdown = times_us[decided] / times_us[best]
-    print(f"  effort  {everything.decision.measured} timed, {everything.decision.spent_s:.1f} s")
+    print(f"  effort  {everything.decision.tried} timed, {everything.decision.spent_s:.1f} s")
     print("What each chose, timed once more, side by side:")
     print(f"  all measured  {times_us[best]:9.1f} us   {_text(best)}")
     print(
-        f"  {tuned.decision.measured} measured    {times_us[decided]:9.1f} us   {_text(decided)}, {slowdown:.3f} times that"
+        f"  {tuned.decision.tried} measured    {times_us[decided]:9.1f} us   {_text(decided)}, {slowdown:.3f} times that"
     )
     print(f"  the default   {times_us[SPACE.default]:9.1f} us")
     measured = {c: bin_of(s) for c, s in log2_speedups(everything.outcomes, SPACE.default).items()}

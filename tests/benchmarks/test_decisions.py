@@ -75,15 +75,15 @@ def test_a_hit(benchmark: Any, functions: dict[str, Any], call: str) -> None:
 def test_recall(benchmark: Any, tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         for n in range(200):
-            store.record(job(n), "run", SPACE[1], Measurement(samples_us=(5.0,)), None)
-            store.decide(job(n), decision())
+            store.record_outcome(job(n), "run", SPACE[1], Measurement(samples_us=(5.0,)), None)
+            store.record_decision(job(n), decision())
         assert benchmark(store.decision, job(100)) is not None
 
 
 @pytest.mark.benchmark(group="store")
 def test_open_and_first_recall(benchmark: Any, tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.decide(job(), decision())
+        store.record_decision(job(), decision())
 
     def open_and_recall() -> None:
         with SqliteStore(tmp_path) as store:
@@ -98,7 +98,7 @@ def test_related_recordings(benchmark: Any, tmp_path: Path, told: int) -> None:
     """96 outcomes of another key, of each of which so many numbers were told."""
     with SqliteStore(tmp_path) as store:
         for config in SPACE:
-            store.record(describing(job(1), told), "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), None)
+            store.record_outcome(describing(job(1), told), "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), None)
         (found,) = benchmark(store.related_recordings, job())
     assert len(found.static_features) == (len(SPACE) if told else 0)
 
@@ -116,6 +116,6 @@ def test_write_one_outcome(benchmark: Any, tmp_path: Path, told: int) -> None:
 
         def write() -> None:
             config: Config = SPACE[next(numbers) % len(SPACE)]
-            store.record(of, "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), forecast)
+            store.record_outcome(of, "run", config, Measurement(samples_us=(5.0, 5.1, 4.9)), forecast)
 
         benchmark(write)

@@ -192,7 +192,7 @@ def test_our_own_time_in_tuning(benchmark: Any, tmp_path: Path, by: str) -> None
 
     def tuned(job: Job, replay: Replay, folder: Path) -> int:
         with SqliteStore(folder) as store:
-            return decide(job, request, compiler=replay, measurer=replay, store=store).decision.measured
+            return decide(job, request, compiler=replay, measurer=replay, store=store).decision.tried
 
     assert benchmark.pedantic(tuned, setup=setup, rounds=5, warmup_rounds=1) == 16
 

@@ -108,7 +108,7 @@ def build(path: Path) -> None:
                             space_digest=SPACE.digest,
                             space_size=len(SPACE),
                             budget="16,30s",
-                            measured=PER_KEY,
+                            tried=PER_KEY,
                             spent_s=3.2,
                             config_us=10.0,
                             default_us=15.0,

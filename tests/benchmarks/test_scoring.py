@@ -59,7 +59,7 @@ def test_what_a_stores_pairs_cost(benchmark: Any, what: str) -> None:
         for n in range(70):
             job = a_job(key={"n": n}, space=space)
             for config in space:
-                store.record(job, "run", config, a_measurement(10.0), bells)
+                store.record_outcome(job, "run", config, a_measurement(10.0), bells)
         pairs = store.calibration_pairs("cuda")
         assert len(pairs) == 200
         assert SPACE[0] not in space

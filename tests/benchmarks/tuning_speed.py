@@ -67,7 +67,7 @@ def compete(contender: str, configs: list[Config], budget: str) -> dict[str, Any
     if contender == "stock":
         return result | {"compiled": len(configs), "timed": len(kernel.configs_timings)}
     (decision,) = kernel.decisions.values()
-    return result | {"compiled": decision.compiled, "timed": decision.measured, "reason": decision.reason}
+    return result | {"compiled": decision.compiled, "timed": decision.tried, "reason": decision.reason}
 
 
 def forecast_misses(configs: list[Config], misses: int = 20) -> dict[str, Any]:

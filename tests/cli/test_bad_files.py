@@ -34,8 +34,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", f"file://{tmp_path}/shared")
     job = a_job()
     with SqliteStore(tmp_path / "store") as store:
-        store.record(job, "run-1", SPACE[0], a_measurement(15.0), None)
-        store.decide(job, a_decision(job, SPACE[0]))
+        store.record_outcome(job, "run-1", SPACE[0], a_measurement(15.0), None)
+        store.record_decision(job, a_decision(job, SPACE[0]))
     (tmp_path / "folder").mkdir()
     (tmp_path / "text.txt").write_text("hello\n")
     (tmp_path / "bytes.bin").write_bytes(bytes(range(256)) * 9)

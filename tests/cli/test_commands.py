@@ -46,11 +46,15 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def store(tmp_path: Path) -> Path:
     with SqliteStore(tmp_path / "store") as store:
         for job in (a_job(), a_job(key={"n": 1}), a_job(name="evil[bold]\x1b[31m")):
-            store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
-            store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
-            store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="too\nlarge", cost_s=0.5), None)
-            store.decide(job, a_decision(job, SPACE[0]))
-            store.decide(job, a_decision(job, decided_at=time.time()))
+            store.record_outcome(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
+            store.record_outcome(
+                job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline")
+            )
+            store.record_outcome(
+                job, "run-1", SPACE[2], Failure(stage="launch", message="too\nlarge", cost_s=0.5), None
+            )
+            store.record_decision(job, a_decision(job, SPACE[0]))
+            store.record_decision(job, a_decision(job, decided_at=time.time()))
     return tmp_path / "store"
 
 
@@ -82,7 +86,7 @@ def test_a_person_gets_a_page_of_a_long_list_and_a_pipe_gets_all_of_it(
     with SqliteStore(tmp_path / "store") as store:
         for number in range(60):
             job = a_job(key={"n": number})
-            store.decide(job, a_decision(job, decided_at=1e9 + number))
+            store.record_decision(job, a_decision(job, decided_at=1e9 + number))
     assert printed(capsys, "list")[0].count("\n") == 61
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "300")
@@ -158,9 +162,9 @@ def test_show_names_the_sources_to_those_who_ask_for_more(tmp_path: Path, capsys
     with SqliteStore(tmp_path / "store") as store:
         job = a_job()
         for config, bells in zip(SPACE, ((history, learned), (*halves, replace(history, weight=0.5))), strict=False):
-            store.record(job, "run-1", config, a_measurement(10.0), Forecast(bells, "history and learned"))
-        store.record(job, "run-1", SPACE[2], a_measurement(12.0), Forecast.normal(0.4, 0.3, source="roofline"))
-        store.decide(job, a_decision(job, SPACE[0]))
+            store.record_outcome(job, "run-1", config, a_measurement(10.0), Forecast(bells, "history and learned"))
+        store.record_outcome(job, "run-1", SPACE[2], a_measurement(12.0), Forecast.normal(0.4, 0.3, source="roofline"))
+        store.record_decision(job, a_decision(job, SPACE[0]))
     assert "who said what" not in printed(capsys, "show", "rmsnorm")[0]
     out, _ = printed(capsys, "show", "rmsnorm", "-v")
     assert "learned 1.31x ±0.4 (62%), history 1.05x ±0.8 (38%)" in out
@@ -191,8 +195,8 @@ def test_a_key_decided_under_several_power_limits_is_shown_under_each(
     with SqliteStore(tmp_path / "store") as store:
         for limit_w, config in ((700, SPACE[0]), (400, SPACE[1])):
             job = a_job(hardware=replace(HARDWARE, power_limit_w=limit_w))
-            store.record(job, "run-1", config, a_measurement(), None)
-            store.decide(job, a_decision(job, config))
+            store.record_outcome(job, "run-1", config, a_measurement(), None)
+            store.record_decision(job, a_decision(job, config))
     first, second = json.loads(printed(capsys, "list", "--json")[0])
     assert {d["power_limit_w"] for d in (first, second)} == {400, 700}
     out, err = printed(capsys, "show", first["decision"])
@@ -390,7 +394,7 @@ def test_list_is_quick_and_imports_neither_torch_nor_numpy(store: Path) -> None:
 def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
     with SqliteStore(store) as opened:
         for number in range(300):
-            opened.decide(a_job(key={"n": number}), a_decision(a_job(key={"n": number})))
+            opened.record_decision(a_job(key={"n": number}), a_decision(a_job(key={"n": number})))
     command = (
         f"'{sys.executable}' -c 'from forecast_autotune.cli import main; main([\"list\", \"--json\"])' | head -c 10"
     )
@@ -422,8 +426,8 @@ def test_show_lists_a_language_model_as_one_source(
         assert isinstance(forecast, Forecast)
         assert len(forecast.components) == bells
         with SqliteStore(tmp_path / "store") as opened:
-            opened.record(job, "run-1", SPACE[1], a_measurement(10.0), forecast)
-            opened.decide(job, a_decision(job, SPACE[1]))
+            opened.record_outcome(job, "run-1", SPACE[1], a_measurement(10.0), forecast)
+            opened.record_decision(job, a_decision(job, SPACE[1]))
         (config,) = json.loads(printed(capsys, "show", "rmsnorm", "--json")[0])["configs"]
         said = {voice["said_by"] for voice in config["who_said_what"]}
         assert said == (set() if surrogate is alone else {"language_model", "always"})

@@ -22,8 +22,8 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         with SqliteStore(tmp_path / name) as store:
             for n in range(keys):
                 job = a_job(key={"n": n})
-                store.record(job, "run", SPACE[1], a_measurement(), None)
-                store.decide(job, a_decision(job, decided_at=time.time()))
+                store.record_outcome(job, "run", SPACE[1], a_measurement(), None)
+                store.record_decision(job, a_decision(job, decided_at=time.time()))
     return tmp_path / "shared"
 
 
@@ -73,7 +73,7 @@ def test_withdraw_takes_a_whole_name_or_a_digest_of_one_kernel(
         job = a_job(name=name)
         digests.append(job.digest)
         with SqliteStore(tmp_path / "three") as store:
-            store.decide(job, a_decision(job, decided_at=time.time()))
+            store.record_decision(job, a_decision(job, decided_at=time.time()))
     for part in ("nor", "backward"):
         assert remote(tmp_path, "three", "withdraw", part) == 2
     assert "it stands for norm_backward" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_what_was_sent_to_a_store_that_somebody_emptied_is_sent_again(
 ) -> None:
     with SqliteStore(tmp_path / "one") as store:
         job = a_job(name="decided unmeasured")
-        store.decide(job, a_decision(job, decided_at=time.time(), basis="default"))
+        store.record_decision(job, a_decision(job, decided_at=time.time(), basis="default"))
     remote(tmp_path, "one", "push")
     shutil.rmtree(shared)
     remote(tmp_path, "one", "pull")

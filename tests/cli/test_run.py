@@ -231,7 +231,7 @@ def test_where_no_key_is_pending_the_json_has_the_same_fields(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with SqliteStore(tmp_path / "store") as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
     assert main(["tune-pending", "--dir", str(tmp_path / "store"), "--json", PROGRAM]) == 0
     assert json.loads(capsys.readouterr().out) == {"pending": 0, "settled": 0, "new": 0, "exit_code": None}
 
@@ -268,7 +268,7 @@ def test_a_key_of_other_constexprs_that_was_not_met_stays_pending(
         "from contracts.store_contract import a_decision, a_job\n"
         "from forecast_autotune.store.sqlite import SqliteStore\n"
         "job = a_job(key={'n': 1, 'given constexprs': {'D': 64}})\n"
-        f"with SqliteStore({str(tmp_path / 'store')!r}) as store: store.decide(job, a_decision(job))\n"
+        f"with SqliteStore({str(tmp_path / 'store')!r}) as store: store.record_decision(job, a_decision(job))\n"
     )
     assert main(["tune-pending", "--dir", str(tmp_path / "store"), str(program)]) == 1
     assert "1 of 2 pending keys settled" in capfd.readouterr().err

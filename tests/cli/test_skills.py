@@ -20,11 +20,11 @@ def folder(tmp_path: Path) -> str:
         for name in ("rmsnorm", "evil[bold]\x1b[31m"):
             for config in SPACE:
                 us = 10.0 if config["num_warps"] == 4 else 20.0
-                store.record(a_job(name=name), "run", config, a_measurement(us), None)
+                store.record_outcome(a_job(name=name), "run", config, a_measurement(us), None)
         for n in (1, 2, 3):
-            store.record(a_job(name="fails", key={"n": n}), "run", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(name="fails", key={"n": n}), "run", SPACE[0], a_measurement(), None)
             failure = Failure(stage="launch", message="out of\nmemory")
-            store.record(a_job(name="fails", key={"n": n}), "run", SPACE[1], failure, None)
+            store.record_outcome(a_job(name="fails", key={"n": n}), "run", SPACE[1], failure, None)
     return str(tmp_path / "store")
 
 

@@ -26,10 +26,10 @@ def store(tmp_path: Path) -> Path:
     bells = (Normal(0.0, 0.1, 0.5, "bold"), Normal(0.0, 1.0, 0.5, "shy"))
     with SqliteStore(tmp_path / "store") as opened:
         for n in range(5):
-            opened.record(a_job(key={"n": n}), "run", SPACE[0], a_measurement(10.0), None)
+            opened.record_outcome(a_job(key={"n": n}), "run", SPACE[0], a_measurement(10.0), None)
             for config in SPACE[1:5]:
                 forecast = Forecast(bells, "bold and shy", default_us=10.0)
-                opened.record(a_job(key={"n": n}), "run", config, a_measurement(40.0), forecast)
+                opened.record_outcome(a_job(key={"n": n}), "run", config, a_measurement(40.0), forecast)
     return tmp_path / "store"
 
 
@@ -61,7 +61,7 @@ def test_stats_tell_how_honest_forecasts_were_by_the_kind_of_kernel(
             job = replace(a_job(key={"n": number}), static_features=[features] * len(SPACE) if features else ())
             for place in range(5):
                 forecast = Forecast.normal(0.0, 0.3, source="learned")
-                opened.record(job, "run", SPACE[place], a_measurement(10.0 * (1 + place * number)), forecast)
+                opened.record_outcome(job, "run", SPACE[place], a_measurement(10.0 * (1 + place * number)), forecast)
     assert main(["stats", "--dir", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     by_kind = told["honesty_by_kind"]
@@ -88,7 +88,7 @@ def test_stats_of_a_store_without_pairs_tell_of_no_correction(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with SqliteStore(tmp_path) as opened:
-        opened.record(a_job(), "run", SPACE[0], a_measurement(10.0), None)
+        opened.record_outcome(a_job(), "run", SPACE[0], a_measurement(10.0), None)
     assert main(["stats", "--dir", str(tmp_path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["recalibration"], told["honesty"]) == ({}, None)

@@ -46,9 +46,9 @@ def store(own_settings: Path) -> Path:
             key = {"a": tensor(m, n), "b": tensor(n, m), "bias": tensor(8), "dtype": "torch.float32"}
             job = a_job(name="kernel_suite_gemm.gemm", space=SPACE, key=key)
             for config, us in zip(list(SPACE)[:3], (20.0, 10.0, 12.0), strict=True):
-                store.record(job, "run-1", config, a_measurement(us), said)
-            store.record(job, "run-1", SPACE[3], Failure(stage="launch", message=MESSAGE, cost_s=0.5), said)
-            store.decide(job, a_decision(job, SPACE[1 if m > 16 else 2], equivalents=(SPACE[0],)))
+                store.record_outcome(job, "run-1", config, a_measurement(us), said)
+            store.record_outcome(job, "run-1", SPACE[3], Failure(stage="launch", message=MESSAGE, cost_s=0.5), said)
+            store.record_decision(job, a_decision(job, SPACE[1 if m > 16 else 2], equivalents=(SPACE[0],)))
         store.note_pending(a_job(name="kernel_suite_gemm.gemm", space=SPACE, key={"a": tensor(9, 9)}), "mode cached")
     return own_settings
 

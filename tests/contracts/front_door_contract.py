@@ -201,7 +201,7 @@ class FrontDoorContract(ABC):
             ran.add(self.call(tuned, x))
         assert ran == {"default", "best"}
         (decision,) = tuned.decisions.values()
-        assert (decision.basis, decision.measured) == ("measured", 2), decision.reason
+        assert (decision.basis, decision.tried) == ("measured", 2), decision.reason
         assert self.call(tuned, x) == "best"
         assert self.call(self.make(), x) == "best", "recalled"
 

@@ -57,7 +57,7 @@ def a_decision(job: Job, config: Config | None = None, **changes: Any) -> Decisi
         "budget": "16,30s",
         "forecast": 6,
         "compiled": 4,
-        "measured": 3,
+        "tried": 3,
         "failed": 1,
         "spent_s": 2.5,
         "config_us": 10.0,
@@ -83,10 +83,10 @@ class ReadOnlyStoreContract:
 
     def test_whatever_is_recorded_decided_or_noted_raises_nothing(self, store: Store) -> None:
         job = a_job()
-        store.record(job, "run-1", SPACE[0], a_measurement(), Abstention("history", "nothing alike"))
-        store.record(job, "run-1", SPACE[1], Failure(stage="launch", message="no"), None)
+        store.record_outcome(job, "run-1", SPACE[0], a_measurement(), Abstention("history", "nothing alike"))
+        store.record_outcome(job, "run-1", SPACE[1], Failure(stage="launch", message="no"), None)
         store.note_pending(job, "nothing may be measured while a graph is captured")
-        store.decide(job, a_decision(job))
+        store.record_decision(job, a_decision(job))
         assert store.decision(job) in (a_decision(job), None)
 
     def test_a_job_that_nobody_holds_can_be_held_again_and_again(self, store: Store) -> None:
@@ -102,18 +102,18 @@ class StoreContract(ReadOnlyStoreContract):
         job = a_job()
         failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
         for run, known in (("one", False), ("two", True)):
-            store.record(job, run, job.space[1], failure, None)
+            store.record_outcome(job, run, job.space[1], failure, None)
             assert (job.space[1] in store.outcomes(job)) is known
-        store.record(job, "three", job.space[1], a_measurement(), None)
+        store.record_outcome(job, "three", job.space[1], a_measurement(), None)
         assert isinstance(store.outcomes(job)[job.space[1]], Measurement)
 
     def test_a_transient_failure_never_replaces_a_time_nor_blocks_the_default(self, store: Store) -> None:
         job = a_job()
         failure = Failure(stage="launch", message="CUDA out of memory", transient=True)
-        store.record(job, "one", job.space[1], a_measurement(), None)
+        store.record_outcome(job, "one", job.space[1], a_measurement(), None)
         for run in ("two", "three", "four"):
-            store.record(job, run, job.space[1], failure, None)
-            store.record(job, run, job.space.default, failure, None)
+            store.record_outcome(job, run, job.space[1], failure, None)
+            store.record_outcome(job, run, job.space.default, failure, None)
         assert store.outcomes(job) == {job.space[1]: a_measurement()}
 
     @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ class StoreContract(ReadOnlyStoreContract):
         job = a_job()
         failure = Failure(stage=stage, message=message, transient=True)
         for run in ("one", "two", "three"):
-            store.record(job, run, job.space[1], failure, None)  # built beside the default, and done before it
-            store.record(job, run, job.space.default, failure, None)
+            store.record_outcome(job, run, job.space[1], failure, None)  # built beside the default, and done before it
+            store.record_outcome(job, run, job.space.default, failure, None)
         assert store.outcomes(job) == {}
         for run in ("four", "five"):
-            store.record(job, run, job.space[1], failure, None)
+            store.record_outcome(job, run, job.space[1], failure, None)
         assert store.outcomes(job) == {job.space[1]: failure}
 
     def test_an_empty_store_knows_nothing(self, store: Store) -> None:
@@ -139,13 +139,13 @@ class StoreContract(ReadOnlyStoreContract):
         assert list(store.related_recordings(a_job())) == []
 
     def test_a_decision_comes_back_as_it_was(self, store: Store) -> None:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job()) == a_decision(a_job())
 
     def test_a_newer_decision_supersedes_whatever_the_clock_says(self, store: Store) -> None:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         later = a_decision(a_job(), SPACE[3], decided_at=1_700_000_000.0)
-        store.decide(a_job(), later)
+        store.record_decision(a_job(), later)
         assert store.decision(a_job()) == later
 
     @pytest.mark.parametrize(
@@ -164,13 +164,13 @@ class StoreContract(ReadOnlyStoreContract):
     def test_a_decision_holds_only_for_its_key_hardware_toolchain_and_space(
         self, store: Store, change: dict[str, Any]
     ) -> None:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job(**change)) is None
 
     def test_the_newest_for_any_constexprs_is_carried_over_where_all_else_is_equal(self, store: Store) -> None:
         for when, (size, config) in enumerate({64: SPACE[1], 128: SPACE[2]}.items()):
             job = a_job(key={"n": 1, "given constexprs": {"D": size}})
-            store.decide(job, a_decision(job, config, decided_at=1_800_000_000.0 + when))
+            store.record_decision(job, a_decision(job, config, decided_at=1_800_000_000.0 + when))
         asked = {"n": 1, "given constexprs": {"D": 512}}
         assert store.decision(a_job(key=asked)) is None
         found = store.decision_for_any_constexprs(a_job(key=asked))
@@ -199,8 +199,8 @@ class StoreContract(ReadOnlyStoreContract):
     def test_a_decision_under_a_power_limit_more_than_a_tenth_away_is_a_prior(
         self, store: Store, limit_w: int, holds: bool
     ) -> None:
-        store.record(a_job(), "run-1", SPACE[1], a_measurement(), None)
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_outcome(a_job(), "run-1", SPACE[1], a_measurement(), None)
+        store.record_decision(a_job(), a_decision(a_job()))
         here = a_job(hardware=replace(HARDWARE, power_limit_w=limit_w))
         assert (store.decision(here) is not None) is holds
         assert (SPACE[1] in store.outcomes(here)) is holds
@@ -209,37 +209,37 @@ class StoreContract(ReadOnlyStoreContract):
     def test_decisions_under_far_power_limits_hold_beside_each_other(self, store: Store) -> None:
         jobs = [a_job(hardware=replace(HARDWARE, power_limit_w=limit_w)) for limit_w in (700, 500, 690)]
         for job, config in zip(jobs, SPACE[1:4], strict=True):
-            store.decide(job, a_decision(job, config))
+            store.record_decision(job, a_decision(job, config))
         found = [store.decision(job) for job in jobs]
         assert [d.config for d in found if d] == [SPACE[3], SPACE[2], SPACE[3]]
 
     def test_features_and_the_roofline_sheet_are_no_part_of_the_key(self, store: Store) -> None:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         sheet = Hardware(**{**HARDWARE.identity, "bandwidth_gb_per_s": 4800.0})  # type: ignore[arg-type]
         assert store.decision(a_job(features={"grid": 1}, hardware=sheet)) is not None
 
     def test_the_newest_outcome_of_each_config_comes_back(self, store: Store) -> None:
         failure = Failure(stage="resources", message="needs 300 KiB", cost_s=0.25, crashed=True)
-        store.record(a_job(), "run-1", SPACE[0], a_measurement(20.0), None)
-        store.record(a_job(), "run-1", SPACE[1], failure, Forecast.normal(0.5, 0.2, source="roofline"))
-        store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), Abstention("history", "nothing alike"))
+        store.record_outcome(a_job(), "run-1", SPACE[0], a_measurement(20.0), None)
+        store.record_outcome(a_job(), "run-1", SPACE[1], failure, Forecast.normal(0.5, 0.2, source="roofline"))
+        store.record_outcome(a_job(), "run-2", SPACE[0], a_measurement(30.0), Abstention("history", "nothing alike"))
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: failure}
 
     def test_a_later_outcome_of_the_same_run_replaces_the_earlier(self, store: Store) -> None:
         for us in (20.0, 10.0):
-            store.record(a_job(), "run-1", SPACE[0], a_measurement(us), None)
+            store.record_outcome(a_job(), "run-1", SPACE[0], a_measurement(us), None)
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(10.0)}
 
     def test_times_of_several_runs_are_scaled_to_the_newest_default(self, store: Store) -> None:
         job = a_job()
         for run, slow in (("one", 1.0), ("two", 1.25)):
-            store.record(job, run, job.space.default, a_measurement(10.0 * slow), None)
-            store.record(job, run, job.space[1 if run == "one" else 2], a_measurement(8.0 * slow), None)
+            store.record_outcome(job, run, job.space.default, a_measurement(10.0 * slow), None)
+            store.record_outcome(job, run, job.space[1 if run == "one" else 2], a_measurement(8.0 * slow), None)
         times = {c: o.median_us for c, o in store.outcomes(job).items() if isinstance(o, Measurement)}
         assert times == {job.space.default: 12.5, job.space[1]: pytest.approx(10.0), job.space[2]: 10.0}
 
     def test_outcomes_survive_a_change_of_the_space(self, store: Store) -> None:
-        store.record(a_job(), "run-1", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(), "run-1", SPACE[0], a_measurement(), None)
         wider = Space([*SPACE, Config({"BLOCK": 512, "num_warps": 8})])
         assert store.outcomes(a_job(space=wider)) == {SPACE[0]: a_measurement()}
 
@@ -247,14 +247,14 @@ class StoreContract(ReadOnlyStoreContract):
         configs = [Config({"x": v}) for v in (1, 1.0, True, "1", None)]
         job = a_job(space=Space(configs))
         for number, config in enumerate(configs):
-            store.record(job, "run", config, a_measurement(10.0 + number), None)
+            store.record_outcome(job, "run", config, a_measurement(10.0 + number), None)
         assert store.outcomes(job) == {c: a_measurement(10.0 + n) for n, c in enumerate(configs)}
         assert [type(c["x"]) for c in store.outcomes(job)] == [type(c["x"]) for c in configs]
 
     def test_text_of_any_kind_is_kept(self, store: Store) -> None:
         message = "é\x00\x1b[31m line\nbreak \U0001f600 \udcff"  # a compiler's bytes that were no UTF-8 among them
         job = a_job(source="# naïve ∑\n", key={"dtype": 'float32["]'})
-        store.record(job, "run", SPACE[0], Failure(stage="compile", message=message), None)
+        store.record_outcome(job, "run", SPACE[0], Failure(stage="compile", message=message), None)
         assert store.outcomes(job) == {SPACE[0]: Failure(stage="compile", message=message)}
 
     def test_related_recordings_are_the_programs_elsewhere_and_not_this_jobs(self, store: Store) -> None:
@@ -265,8 +265,8 @@ class StoreContract(ReadOnlyStoreContract):
             "source": a_job(source="def rmsnorm(x): pass"),
         }
         for job in (a_job(), *elsewhere.values(), a_job(name="layernorm")):
-            store.record(job, "run", job.space[2], a_measurement(), None)
-            store.record(job, "run", job.space[0], a_measurement(20.0), None)
+            store.record_outcome(job, "run", job.space[2], a_measurement(), None)
+            store.record_outcome(job, "run", job.space[0], a_measurement(20.0), None)
         found = {
             (r.workload.digest, r.hardware.digest, r.toolchain.digest): r for r in store.related_recordings(a_job())
         }
@@ -282,22 +282,24 @@ class StoreContract(ReadOnlyStoreContract):
         for described in (told, [{}] * len(SPACE)):  # a later job may say nothing
             job = replace(a_job(key={"n": 1}), static_features=described)
             for config in SPACE[1:3]:
-                store.record(job, "run", config, a_measurement(), None)
-        store.record(replace(a_job(key={"n": 1}), static_features=()), "run", SPACE[3], a_measurement(), None)
+                store.record_outcome(job, "run", config, a_measurement(), None)
+        store.record_outcome(replace(a_job(key={"n": 1}), static_features=()), "run", SPACE[3], a_measurement(), None)
         (recording,) = store.related_recordings(a_job())
         assert recording.outcomes.keys() == set(SPACE[1:4])
         assert recording.static_features == {SPACE[1]: {"n": 1, "bytes": 1234570}, SPACE[2]: {"n": 2, "bytes": 2469130}}
 
     def test_a_rehearsal_teaches_nothing_about_a_device(self, store: Store) -> None:
         rehearsal = Hardware(kind="replay", name="NVIDIA H200")
-        store.record(a_job(hardware=rehearsal), "run", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(hardware=rehearsal), "run", SPACE[0], a_measurement(), None)
         assert list(store.related_recordings(a_job())) == []
         assert len(store.related_recordings(a_job(hardware=rehearsal, key={"n": 2}))) == 1
 
     def test_a_value_that_cannot_be_written_is_reported_and_skipped(self, store: Store) -> None:
         with pytest.warns(UserWarning, match="cannot read or keep"):
-            store.record(a_job(), "run", SPACE[0], Failure(stage="launch", message="", cost_s=float("nan")), None)
-        store.record(a_job(), "run", SPACE[1], a_measurement(), None)
+            store.record_outcome(
+                a_job(), "run", SPACE[0], Failure(stage="launch", message="", cost_s=float("nan")), None
+            )
+        store.record_outcome(a_job(), "run", SPACE[1], a_measurement(), None)
         assert store.outcomes(a_job()) == {SPACE[1]: a_measurement()}
 
     def test_one_thread_flies_and_the_others_hear_so_at_once(self, store: Store) -> None:
@@ -329,7 +331,7 @@ class StoreContract(ReadOnlyStoreContract):
         def work(run: str) -> None:
             try:
                 for number in range(30):
-                    store.record(a_job(key={"n": number}), run, SPACE[0], a_measurement(), None)
+                    store.record_outcome(a_job(key={"n": number}), run, SPACE[0], a_measurement(), None)
                     assert store.outcomes(a_job(key={"n": number}))
             except BaseException as err:
                 errors.append(err)

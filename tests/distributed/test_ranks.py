@@ -84,7 +84,7 @@ def test_a_measured_decision_that_is_adopted_is_kept_for_the_next_job(shared: Ke
 
 
 def test_an_unmeasured_decision_that_is_adopted_is_not_kept(shared: KeyValue) -> None:
-    a_rank(shared, 0).publish_decision(a_job(), a_decision(a_job(), basis="forecast", measured=0))
+    a_rank(shared, 0).publish_decision(a_job(), a_decision(a_job(), basis="forecast", tried=0))
     other = a_rank(shared, 1)
     assert other.shared_decision(a_job()) is not None
     assert other.own.decision(a_job()) is None
@@ -97,9 +97,7 @@ def test_ranks_with_other_hardware_decide_among_themselves(shared: KeyValue) -> 
 
 
 def test_what_was_decided_without_measuring_stands_in_no_measurements_way(shared: KeyValue) -> None:
-    a_rank(shared, 0, measures=False).publish_decision(
-        a_job(), a_decision(a_job(), SPACE[0], basis="default", measured=0)
-    )
+    a_rank(shared, 0, measures=False).publish_decision(a_job(), a_decision(a_job(), SPACE[0], basis="default", tried=0))
     assert a_rank(shared, 1).shared_decision(a_job()) is None
     assert a_rank(shared, 1, measures=False).shared_decision(a_job()) is not None
 

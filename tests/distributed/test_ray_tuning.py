@@ -46,7 +46,7 @@ def decided(folder: Path) -> dict[int, int]:
     return {
         d.place.workload.key["key"][0]: int(str(d.decision.config["config"]))  # type: ignore[index]
         for d in decisions
-        if d.decision.tried
+        if d.decision.is_measured
     }
 
 

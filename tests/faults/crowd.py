@@ -48,8 +48,8 @@ def say(**what: Any) -> None:
 class Telling(SqliteStore):
     """Tells of each outcome once it is kept."""
 
-    def record(self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Any) -> None:
-        super().record(job, run, config, outcome, forecast)
+    def record_outcome(self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Any) -> None:
+        super().record_outcome(job, run, config, outcome, forecast)
         say(kept=[job.workload.key["n"], run, config.text])
 
 

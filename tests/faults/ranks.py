@@ -420,7 +420,7 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
     job = job_of(scenario.kind(rank))
     store = open_store(settings)
     if rank in scenario.warm:
-        store.decide(job, _own_decision(job, rank))
+        store.record_decision(job, _own_decision(job, rank))
     limit = 0.0
 
     def hear(progress: Progress) -> None:
@@ -532,7 +532,7 @@ def _own_decision(job: Job, rank: int) -> Decision:
         space_digest=job.space.digest,
         space_size=len(SPACE),
         budget=str(BUDGET),
-        measured=BUDGET,
+        tried=BUDGET,
         run=f"earlier-{rank}",
     )
 

@@ -41,7 +41,7 @@ from contracts.store_contract import SPACE, a_job, a_measurement
 from forecast_autotune.store.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1], journal=sys.argv[3])
 for number in range(int(sys.argv[4])):
-    store.record(a_job(key={"n": number % 10}), f"{sys.argv[2]}-{number}", SPACE[0], a_measurement(), None)
+    store.record_outcome(a_job(key={"n": number % 10}), f"{sys.argv[2]}-{number}", SPACE[0], a_measurement(), None)
     print(number, flush=True)
 """
 
@@ -127,8 +127,8 @@ def told_by(function: Callable[[], Any]) -> tuple[Any, list[str]]:
 def filled(directory: Path, rows: int = 1) -> Path:
     with SqliteStore(directory) as store:
         for number in range(rows):
-            store.record(a_job(key={"n": number}), "run", SPACE[0], a_measurement(), None)
-        store.decide(a_job(), a_decision(a_job()))
+            store.record_outcome(a_job(key={"n": number}), "run", SPACE[0], a_measurement(), None)
+        store.record_decision(a_job(), a_decision(a_job()))
     return directory / "store.sqlite3"
 
 
@@ -163,8 +163,8 @@ def use_what_is_there(directory: Path) -> tuple[bool, bool]:
     """Whether the decision on disk is found, and one made now is kept in memory."""
     with SqliteStore(directory) as store:
         found = store.decision(a_job()) == a_decision(a_job())
-        store.record(a_job(), "run", SPACE[1], a_measurement(), None)
-        store.decide(a_job(), a_decision(a_job(), SPACE[3]))
+        store.record_outcome(a_job(), "run", SPACE[1], a_measurement(), None)
+        store.record_decision(a_job(), a_decision(a_job(), SPACE[3]))
         kept = store.decision(a_job()) == a_decision(a_job(), SPACE[3])
         with store.single_flight(a_job()) as alone:
             return found, kept and alone
@@ -172,5 +172,5 @@ def use_what_is_there(directory: Path) -> tuple[bool, bool]:
 
 def filled_somehow(directory: Path) -> bool:
     with SqliteStore(directory) as store:
-        store.decide(a_job(), a_decision(a_job(), SPACE[3]))
+        store.record_decision(a_job(), a_decision(a_job(), SPACE[3]))
         return store.decision(a_job()) == a_decision(a_job(), SPACE[3])

@@ -127,10 +127,10 @@ def test_a_broken_store_is_set_aside_with_one_warning_and_a_fresh_one_used(
     def use() -> None:
         with SqliteStore(tmp_path) as store:
             store.decision(a_job())
-            store.decide(a_job(key={"n": -1}), a_decision(a_job()))
+            store.record_decision(a_job(key={"n": -1}), a_decision(a_job()))
             store.outcomes(a_job())
             store.related_recordings(a_job())
-            store.record(a_job(), "run", SPACE[1], a_measurement(), None)
+            store.record_outcome(a_job(), "run", SPACE[1], a_measurement(), None)
             assert store.decision(a_job(key={"n": -1})) == a_decision(a_job())
 
     _, told = told_by(use)
@@ -151,7 +151,7 @@ def test_an_empty_file_is_an_empty_store(tmp_path: Path) -> None:
 def test_a_row_that_does_not_decode_is_passed_over_and_the_rest_is_read(tmp_path: Path) -> None:
     path = filled(tmp_path)
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(key={"n": 0}), "run", SPACE[1], a_measurement(), None)
+        store.record_outcome(a_job(key={"n": 0}), "run", SPACE[1], a_measurement(), None)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("UPDATE outcome SET value = '{\"samples_us\": [NaN]}' WHERE id = 1")
     connection.execute("UPDATE decision SET value = substr(value, 1, 30)")
@@ -161,7 +161,7 @@ def test_a_row_that_does_not_decode_is_passed_over_and_the_rest_is_read(tmp_path
         with SqliteStore(tmp_path) as store:
             assert store.outcomes(a_job(key={"n": 0})) == {SPACE[1]: a_measurement()}
             assert store.decision(a_job()) is None
-            store.decide(a_job(), a_decision(a_job()))
+            store.record_decision(a_job(), a_decision(a_job()))
             assert store.decision(a_job()) == a_decision(a_job())
 
     assert len(told_by(use)[1]) == 1
@@ -177,7 +177,7 @@ def test_a_newer_schema_is_left_untouched_and_the_process_uses_memory(tmp_path: 
 
     def use() -> None:
         with SqliteStore(tmp_path) as store:
-            store.decide(a_job(), a_decision(a_job(), SPACE[3]))
+            store.record_decision(a_job(), a_decision(a_job(), SPACE[3]))
             assert store.decision(a_job()) == a_decision(a_job(), SPACE[3])
 
     _, told = told_by(use)
@@ -201,7 +201,7 @@ def test_a_store_of_an_older_schema_is_read_and_goes_on(tmp_path: Path, sample: 
     with SqliteStore(tmp_path) as store:
         assert store.decision(a_job()) == a_decision(a_job(), SPACE[1], run="run-2", model="")
         assert set(store.outcomes(a_job())) == set(SPACE[:3])
-        store.record(a_job(), "run-3", SPACE[3], a_measurement(), None)
+        store.record_outcome(a_job(), "run-3", SPACE[3], a_measurement(), None)
         assert set(store.outcomes(a_job())) == set(SPACE[:4])
     connection = sqlite3.connect(tmp_path / "store.sqlite3")
     assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
@@ -223,7 +223,7 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
         (recording,) = store.related_recordings(elsewhere)
         assert (set(recording.outcomes), recording.static_features) == (set(SPACE[:3]), before)
         job = replace(a_job(), static_features=[{"programs": float(i)} for i in range(len(SPACE))])
-        store.record(job, "run-3", SPACE[3], a_measurement(), None)
+        store.record_outcome(job, "run-3", SPACE[3], a_measurement(), None)
         (recording,) = store.related_recordings(elsewhere)
         assert set(recording.outcomes) == set(SPACE[:4])
         assert recording.static_features == {**before, SPACE[3]: {"programs": 3.0}}
@@ -231,7 +231,7 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
 
 def test_damaged_features_are_reported_and_their_outcome_stays(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(key={"n": 1}), "run", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(key={"n": 1}), "run", SPACE[0], a_measurement(), None)
     connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
     connection.execute('UPDATE outcome SET described = \'{"programs": "many"}\'')
     connection.close()
@@ -517,7 +517,7 @@ def test_a_store_to_which_its_owner_adds_an_index_is_used_as_it_is(tmp_path: Pat
     def use() -> None:
         with SqliteStore(tmp_path) as store:
             assert store.decision(a_job()) == a_decision(a_job())
-            store.record(a_job(), "run-2", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(), "run-2", SPACE[0], a_measurement(), None)
 
     assert told_by(use)[1] == []
     assert sorted(runs_kept(tmp_path)) == ["run", "run-2"]

@@ -33,8 +33,8 @@ def fill(folder: Path, runs: str, rows: int = ROWS) -> None:
     with SqliteStore(folder) as store:
         for number in range(rows):
             job = a_job(key={"n": number})
-            store.record(job, f"{runs}-{number}", SPACE[0], a_measurement(), None)
-            store.decide(job, a_decision(job, run=f"{runs}-{number}"))
+            store.record_outcome(job, f"{runs}-{number}", SPACE[0], a_measurement(), None)
+            store.record_decision(job, a_decision(job, run=f"{runs}-{number}"))
 
 
 def start(case: Case, *arguments: object, begun_by: Sequence[str] = COMMAND) -> subprocess.Popen[str]:
@@ -110,7 +110,7 @@ def test_a_killed_import_prune_or_clear_leaves_a_store_the_next_completes(
                 kill_somewhere(case, whole_s, chance, *words)
             assert min(50, done) <= len(runs_kept(case.store)) <= max(50, done)
             with SqliteStore(case.store) as store:
-                store.record(a_job(key={"n": -1}), "after", SPACE[0], a_measurement(), None)
+                store.record_outcome(a_job(key={"n": -1}), "after", SPACE[0], a_measurement(), None)
             assert "after" in runs_kept(case.store)
             if case.row.attempts % 5 == 1:
                 took_s(case, *words)

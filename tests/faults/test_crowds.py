@@ -267,7 +267,7 @@ directory, name, journal = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
 with SqliteStore(directory, journal=journal) as store:
-    store.record(a_job(key={"n": 1}), name, SPACE[0], a_measurement(), None)
+    store.record_outcome(a_job(key={"n": 1}), name, SPACE[0], a_measurement(), None)
 """
 
 
@@ -332,7 +332,7 @@ def test_a_process_out_of_file_descriptors_still_launches_and_warns_once(faults:
     fault = "no file descriptor left (RLIMIT_NOFILE)"
     with faults.case(fault, tmp_path, seen="one warning that names the store, then memory alone") as case:
         with SqliteStore(case.store) as store:
-            store.decide(a_job(), a_decision(a_job()))
+            store.record_decision(a_job(), a_decision(a_job()))
 
         def starved() -> tuple[bool, list[str], bool]:
             import resource
@@ -348,8 +348,8 @@ def test_a_process_out_of_file_descriptors_still_launches_and_warns_once(faults:
                     pass
                 store = SqliteStore(case.store)
                 for number in range(3):
-                    store.record(a_job(key={"n": number}), "starved", SPACE[0], a_measurement(), None)
-                store.decide(a_job(key={"n": 7}), a_decision(a_job(key={"n": 7})))
+                    store.record_outcome(a_job(key={"n": number}), "starved", SPACE[0], a_measurement(), None)
+                store.record_decision(a_job(key={"n": 7}), a_decision(a_job(key={"n": 7})))
                 with store.single_flight(a_job()) as alone:
                     kept = store.decision(a_job(key={"n": 7})) is not None
                 for number in held:
@@ -487,7 +487,7 @@ def test_a_child_forked_during_tuning_neither_holds_the_job_nor_frees_it(faults:
 
 def test_a_forked_child_that_outlives_its_parent_keeps_nobody_from_tuning(faults: Ledger, tmp_path: Path) -> None:
     with faults.case(FORK, tmp_path, seen=FORK_SEEN) as case:
-        SqliteStore(case.store).decide(a_job(key={"n": 3}), a_decision(a_job(key={"n": 3})))
+        SqliteStore(case.store).record_decision(a_job(key={"n": 3}), a_decision(a_job(key={"n": 3})))
         ready, ready_end = os.pipe()
         leave, leave_end = os.pipe()
 
@@ -527,12 +527,12 @@ def test_a_fork_during_another_threads_transaction_leaves_both_sides_whole(
         def write() -> None:
             while not stop.is_set():
                 name = f"parent-{len(written)}"
-                store.record(a_job(), name, SPACE[0], a_measurement(), None)
+                store.record_outcome(a_job(), name, SPACE[0], a_measurement(), None)
                 written.append(name)
                 time.sleep(0.001)
 
         # Who makes the file takes a lock, and filelock gives none during a fork.
-        store.record(a_job(), "parent", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(), "parent", SPACE[0], a_measurement(), None)
         thread = threading.Thread(target=write)
         thread.start()
         children = case.many(short=10, whole=200)
@@ -540,10 +540,10 @@ def test_a_fork_during_another_threads_transaction_leaves_both_sides_whole(
             for number in range(children):
 
                 def act(number: int = number) -> str:
-                    store.record(a_job(), f"child-{number}", SPACE[0], a_measurement(), None)
+                    store.record_outcome(a_job(), f"child-{number}", SPACE[0], a_measurement(), None)
 
                     def grandchild() -> None:
-                        store.record(a_job(), f"grandchild-{number}", SPACE[0], a_measurement(), None)
+                        store.record_outcome(a_job(), f"grandchild-{number}", SPACE[0], a_measurement(), None)
 
                     in_child(grandchild)
                     return "done"
@@ -594,7 +594,7 @@ def test_what_a_child_records_after_its_parent_closed_the_store_is_kept(
 
 
 def record_one(store: SqliteStore, run: str) -> None:
-    store.record(a_job(), run, SPACE[0], a_measurement(), None)
+    store.record_outcome(a_job(), run, SPACE[0], a_measurement(), None)
 
 
 def record_there(directory: Path, run: str) -> None:
@@ -650,23 +650,23 @@ def test_eight_processes_that_record_at_once_lose_no_row(tmp_path: Path) -> None
 
 def test_a_store_used_before_a_fork_is_used_on_both_sides_of_it(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(key={"n": 0}), "before", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(key={"n": 0}), "before", SPACE[0], a_measurement(), None)
 
         def child() -> bool:
             for number in range(20):
-                store.record(a_job(key={"n": number}), "child", SPACE[0], a_measurement(), None)
+                store.record_outcome(a_job(key={"n": number}), "child", SPACE[0], a_measurement(), None)
             with store.single_flight(a_job()) as alone:
                 return alone
 
         assert in_child(child)
         for number in range(20):
-            store.record(a_job(key={"n": number}), "parent", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(key={"n": number}), "parent", SPACE[0], a_measurement(), None)
     assert sorted(runs_kept(tmp_path)) == ["before", *["child"] * 20, *["parent"] * 20]
 
 
 def test_a_fork_while_another_thread_is_in_the_store_leaves_the_child_free(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         inside, leave = threading.Event(), threading.Event()
 
         def stay() -> None:
@@ -691,7 +691,7 @@ def test_a_fork_while_another_thread_opens_the_store_leaves_the_child_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SqliteStore(tmp_path) as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
     inside, leave = threading.Event(), threading.Event()
 
     def open_slowly(path: Path, journal: str) -> sqlite3.Connection:

@@ -146,11 +146,11 @@ def failed_store(folder: Path) -> None:
     space = Space([{"i": i} for i in range(len(WAYS) + 2)])
     with SqliteStore(folder) as store:
         job = a_job(space=space)
-        store.record(job, "run", space[0], a_measurement(10.0), None)
+        store.record_outcome(job, "run", space[0], a_measurement(10.0), None)
         for config, (stage, crashed, transient) in zip(list(space)[2:], WAYS, strict=True):
             failure = Failure(stage=stage, message="words", crashed=bool(crashed), transient=bool(transient))
-            store.record(job, "run", config, failure, None)
-        store.decide(job, a_decision(job, space[0]))
+            store.record_outcome(job, "run", config, failure, None)
+        store.record_decision(job, a_decision(job, space[0]))
 
 
 def test_show_says_of_each_stage_what_follows_and_what_to_do(faults: Ledger, tmp_path: Path) -> None:
@@ -287,11 +287,11 @@ def planted(compilers_words: list[str], tmp_path: Path) -> Iterator[tuple[Path, 
         for number, message in enumerate(messages):
             space = Space([{**KNOBS, "INCLUDE": f"-I{home}/include", "i": i} for i in range(3)])
             job = a_job(key={"n": number, "secret": SECRET}, source=SOURCE, space=space)
-            store.record(job, "run", space[1], Failure(stage="compile", message=message), None)
+            store.record_outcome(job, "run", space[1], Failure(stage="compile", message=message), None)
             decision = a_decision(
                 job, space[0], basis="default", config_us=None, failed=1, reason=message, budget=message
             )
-            store.decide(job, decision)
+            store.record_decision(job, decision)
     environment = {
         "HOME": str(home),
         "USER": "smith_the_user",

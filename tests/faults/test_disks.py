@@ -55,10 +55,10 @@ def test_a_link_in_the_place_of_the_store_is_not_followed(tmp_path: Path) -> Non
 
 def test_a_store_removed_while_open_is_replaced_by_a_fresh_one(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "store") as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         shutil.rmtree(tmp_path / "store")
         assert store.decision(a_job()) is None
-        store.record(a_job(), "run-2", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(), "run-2", SPACE[0], a_measurement(), None)
     assert runs_kept(tmp_path / "store") == ["run-2"]
 
 
@@ -71,9 +71,9 @@ def test_a_store_that_breaks_while_it_is_open_is_set_aside_too(tmp_path: Path) -
             with path.open("r+b") as file:
                 file.write(os.urandom(path.stat().st_size))
             other = SqliteStore(tmp_path)
-            other.record(a_job(), "run-2", SPACE[0], a_measurement(), None)
+            other.record_outcome(a_job(), "run-2", SPACE[0], a_measurement(), None)
             other.close()
-            store.record(a_job(), "run-3", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(), "run-3", SPACE[0], a_measurement(), None)
 
     told_by(use)
     assert sorted(runs_kept(tmp_path)) == ["run-2", "run-3"]
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written_to_leaves_the_process_in_memory(open_fo
 def test_a_read_only_store_is_read_and_goes_on_in_memory(open_folder: Path, folder_mode: int, journal: str) -> None:
     directory = open_folder / "store"
     with SqliteStore(directory, journal=journal) as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
     shutil.rmtree(directory / "locks")
     path = directory / "store.sqlite3"
     path.chmod(0o444)
@@ -122,7 +122,7 @@ def fill_up(directory: Path) -> tuple[int, list[str]]:
     def use() -> int:
         with SqliteStore(directory) as store:
             for number in range(300):
-                store.record(a_job(key={"n": number}), "run", SPACE[0], a_measurement(), None)
+                store.record_outcome(a_job(key={"n": number}), "run", SPACE[0], a_measurement(), None)
             return sum(bool(store.outcomes(a_job(key={"n": number}))) for number in range(300))
 
     return told_by(use)
@@ -163,7 +163,7 @@ def test_warnings_made_errors_leave_the_store_whole(tmp_path: Path) -> None:
     (tmp_path / "store.sqlite3").write_bytes(b"no database, but long enough to look at" * 100)
     with SqliteStore(tmp_path) as store:
         with pytest.raises(StoreWarning):
-            store.decide(a_job(), a_decision(a_job()))
+            store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job()) == a_decision(a_job())
 
 
@@ -189,9 +189,9 @@ with open_local_store(Settings.from_environment()) as store:
         with store.single_flight(a_job()) as alone:
             run = f"{sys.argv[2]}-{number}"
             for config in SPACE:
-                store.record(a_job(), run, config, a_measurement(10.0 + number), None)
+                store.record_outcome(a_job(), run, config, a_measurement(10.0 + number), None)
                 print("kept", run, config.text, flush=True)
-            store.decide(a_job(), a_decision(a_job(), SPACE[number]))
+            store.record_decision(a_job(), a_decision(a_job(), SPACE[number]))
     decided = store.decision(a_job())
     held = None if decided is None else list(SPACE).index(decided.config)
     found = store.outcomes(a_job())
@@ -340,7 +340,7 @@ def test_a_clock_that_jumps_keeps_the_newest_decision_and_outcomes_valid(
 def test_what_is_used_under_a_clock_set_back_is_not_pruned_later(faults: Ledger, shim: Path, tmp_path: Path) -> None:
     with faults.case("a clock that jumps by ten years, to and fro", tmp_path, seen="nothing") as case, case.attempt():
         with SqliteStore(case.store) as store:
-            store.record(a_job(name="other"), "earlier", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(name="other"), "earlier", SPACE[0], a_measurement(), None)
         clock = case.folder / "clock"
         clock.write_bytes(struct.pack("q", 0))
         found = ended(user(case, jumps=[-10], **preloaded(shim, case, CLOCK=clock)))

@@ -85,11 +85,11 @@ def fill(directory: Path, texts: list[str]) -> None:
         for text in texts:
             job = hostile_job(text)
             said = Forecast((Normal(0.1, 0.2, 0.5, text), Normal(0.1, 0.2, 0.5, text)), text, 0.1, 10.0)
-            store.record(job, text, job.space[0], a_measurement(), None)
-            store.record(job, text, job.space[1], a_measurement(9.0), said)
-            store.record(job, text + "2", job.space[1], Failure(stage="launch", message=text), said)
+            store.record_outcome(job, text, job.space[0], a_measurement(), None)
+            store.record_outcome(job, text, job.space[1], a_measurement(9.0), said)
+            store.record_outcome(job, text + "2", job.space[1], Failure(stage="launch", message=text), said)
             decision = a_decision(job, reason=text, run=text, budget=text, equivalents=(job.space[0],))
-            store.decide(job, decision)
+            store.record_decision(job, decision)
             store.note_pending(replace(job, toolchain=Toolchain(versions={"other": text})), text)
 
 
@@ -166,7 +166,7 @@ from forecast_autotune.core.job import Progress
 from forecast_autotune.tuning.progress import show_progress
 with show_progress("a kernel") as show:
     for text in sys.argv[1:]:
-        counts = {"forecast": 1, "compiled": 1, "measured": 1}
+        counts = {"forecast": 1, "compiled": 1, "tried": 1}
         best = {"best": None, "best_speedup": 1.5}
         job = a_job(name=text, hardware=Hardware(kind="cpu", name="a CPU"))
         show(Progress(job=job, doing="timing", limit=math.inf, spent_s=1.0, timing=True, **best, **counts))
@@ -305,7 +305,7 @@ def test_a_decision_for_a_config_of_another_space_is_not_used(tmp_path: Path, fa
         job = job_of(found)
         foreign = Config({"block": 64, "tile": "; touch owned", "padded": False})
         pack = export_of(
-            case, lambda store: store.decide(job, a_decision(job, foreign, decided_at=4e9, equivalents=()))
+            case, lambda store: store.record_decision(job, a_decision(job, foreign, decided_at=4e9, equivalents=()))
         )
         with case.attempt(), in_time():
             if way == "import":
@@ -327,7 +327,7 @@ def test_a_false_time_is_caught_where_configs_can_be_timed_again(tmp_path: Path,
         job = job_of(found)
         slowest = max(found.outcomes, key=lambda c: found.outcomes[c].median_us)  # type: ignore[union-attr]
         lie = Measurement(samples_us=(1e-90, 1.01e-90))
-        pack = export_of(case, lambda store: store.record(job, "theirs", slowest, lie, None))
+        pack = export_of(case, lambda store: store.record_outcome(job, "theirs", slowest, lie, None))
         with case.attempt(), in_time():
             decision, _ = tuned(case, job, found, [pack])
         assert decision.config in job.space
@@ -346,7 +346,7 @@ def test_a_whole_decision_is_believed_and_can_be_cleared(tmp_path: Path, faults:
         found = recording(failures=False)
         job = job_of(found)
         slowest = max(found.outcomes, key=lambda c: found.outcomes[c].median_us)  # type: ignore[union-attr]
-        pack = export_of(case, lambda store: store.decide(job, a_decision(job, slowest, equivalents=())))
+        pack = export_of(case, lambda store: store.record_decision(job, a_decision(job, slowest, equivalents=())))
         with case.attempt(), in_time():
             StoreFile(case.store).import_files([pack])
             assert tuned(case, job, found)[0].config == slowest
@@ -361,7 +361,9 @@ def test_a_time_that_is_none_is_refused_by_its_line(tmp_path: Path, faults: Ledg
         tmp_path,
         seen="an error with the line; nothing is imported",
     ) as case:
-        pack = export_of(case, lambda store: store.record(a_job(), "theirs", SPACE[1], a_measurement(7.25), None))
+        pack = export_of(
+            case, lambda store: store.record_outcome(a_job(), "theirs", SPACE[1], a_measurement(7.25), None)
+        )
         pack.write_text(pack.read_text().replace("7.25", json.dumps(us)))
         with case.attempt():
             code, shown = on_a_terminal(["import", str(pack)], case, case.folder)

@@ -32,7 +32,7 @@ warnings.simplefilter("error", StoreWarning)
 warnings.filterwarnings("error", module="forecast_autotune|contracts|__main__")  # not those of other packages
 print("begins", flush=True)
 with SqliteStore(sys.argv[1]) as store:
-    store.record(a_job(), sys.argv[2], SPACE[0], a_measurement(), None)
+    store.record_outcome(a_job(), sys.argv[2], SPACE[0], a_measurement(), None)
 print("done", flush=True)
 """
 
@@ -124,7 +124,7 @@ def test_who_opens_an_older_store_waits_longer_for_it_than_for_a_row(
 
     def record() -> None:
         with SqliteStore(tmp_path) as store:
-            store.record(a_job(), "new", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(), "new", SPACE[0], a_measurement(), None)
 
     assert told_by(record) == (None, [])
     assert runs_kept(tmp_path) == ["run-0", "new"]

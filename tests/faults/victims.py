@@ -59,9 +59,9 @@ CPP = """
 
     told(CppCompiler, "_build", before="builds")
     told(Isolated, "measure", before="times")
-    told(SqliteStore, "record", after="kept")
+    told(SqliteStore, "record_outcome", after="kept")
     told(Finals, "measure", before="finalists")
-    told(SqliteStore, "decide", before="decides", after="decided")
+    told(SqliteStore, "record_decision", before="decides", after="decided")
 
     {first}
     toy = Toy(Path({builds!r}))

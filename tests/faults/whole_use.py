@@ -30,13 +30,13 @@ def fill(directory: Path) -> Path:
     with SqliteStore(directory) as store:
         for key in (1, 2):
             job = a_job(key={"n": key})
-            store.record(job, "run-1", SPACE[0], a_measurement(), Abstention("roofline", "knows nothing"))
+            store.record_outcome(job, "run-1", SPACE[0], a_measurement(), Abstention("roofline", "knows nothing"))
             for number in (1, 2):
                 said = Forecast((Normal(0.5, 0.3, 0.6, "a"), Normal(0.0, 0.3, 0.4, "b")), "blend", 0.1, 10.0)
-                store.record(job, "run-1", SPACE[number], a_measurement(8.0 + number), said)
-            store.record(job, "run-1", SPACE[3], Failure(stage="launch", message="too many resources"), None)
-            store.decide(job, a_decision(job))
-            store.decide(job, a_decision(job, SPACE[3]))
+                store.record_outcome(job, "run-1", SPACE[number], a_measurement(8.0 + number), said)
+            store.record_outcome(job, "run-1", SPACE[3], Failure(stage="launch", message="too many resources"), None)
+            store.record_decision(job, a_decision(job))
+            store.record_decision(job, a_decision(job, SPACE[3]))
         store.note_pending(a_job(key={"n": 3}), "nothing may be measured")
         store.keep_answers(ANSWERS)
         with SqliteWorkSharing(store, JOB, device="device").lead("run-1", 4, SPACE[0]):
@@ -72,11 +72,11 @@ def tune(directory: Path, *, any_toolchain: bool = False) -> list[str]:
             store.keep_answers(ANSWERS)
             store.note_pending(a_job(key={"n": 4}), "nothing may be measured")
             job = JOB
-            store.record(job, "run-2", SPACE[4], a_measurement(7.0), None)
-            store.decide(job, a_decision(job, SPACE[4], decided_at=1_900_000_000.0))
+            store.record_outcome(job, "run-2", SPACE[4], a_measurement(7.0), None)
+            store.record_decision(job, a_decision(job, SPACE[4], decided_at=1_900_000_000.0))
             if SPACE[4] not in store.outcomes(job):  # the damage was met only now, and the file set aside with this row
                 assert told
-                store.record(job, "run-2", SPACE[4], a_measurement(7.0), None)
+                store.record_outcome(job, "run-2", SPACE[4], a_measurement(7.0), None)
             assert store.outcomes(job)[SPACE[4]] == a_measurement(7.0)
             kept = store.decision(job)
             assert kept is not None

@@ -64,10 +64,10 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
     job, idle = a_job(), object()
     acting: Any = {"compiler": idle, "measurer": idle}
     store = SqliteStore.in_memory()
-    store.decide(job, a_decision(job, Config({"BLOCK": 99})))
+    store.record_decision(job, a_decision(job, Config({"BLOCK": 99})))
     with pytest.raises(CacheMissError, match="no decision for"):
         decide(job, STRICT, store=store, **acting)
-    store.decide(job, a_decision(job, job.space[1]))
+    store.record_decision(job, a_decision(job, job.space[1]))
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
 
 
@@ -86,14 +86,14 @@ def test_where_nothing_is_measured_a_decision_for_other_constexprs_is_taken(tmp_
     with SqliteStore(tmp_path) as store:
         measures, nothing = {"budget": BudgetLimits.parse("3")}, {"budget": BudgetLimits.parse("0")}
         first = decided(with_size(64), "tune", **measures)
-        assert first.measured == 3
+        assert first.tried == 3
         for mode, more in (("strict", measures), ("cached", nothing), ("tune", nothing)):
             taken = decided(with_size(512), mode, **more)
-            assert (taken.config, taken.tried, taken.config_us) == (first.config, False, None)
+            assert (taken.config, taken.is_measured, taken.config_us) == (first.config, False, None)
             assert "decided for D=64" in taken.reason
         assert [p.place.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()] == [512], "it has no own"
         of_one_call = decided(with_size(512), "tune", **nothing, unmeasured="a graph is captured")
-        assert of_one_call.measured == 0, "another call will have the key tuned"
+        assert of_one_call.tried == 0, "another call will have the key tuned"
         own = decided(with_size(512), "tune", **measures)
         assert own.run != first.run
         assert decided(with_size(64), "strict", **measures) == first, "its own goes first"
@@ -120,7 +120,7 @@ def test_what_a_config_file_names_is_tried_before_what_is_forecast(tmp_path: Pat
         with SqliteStore(tmp_path / folder) as store:
             decision = decide(job, request, compiler=replay, measurer=replay, store=store)
             assert (best in store.outcomes(job)) is tried
-        assert decision.measured == 2
+        assert decision.tried == 2
         assert decision.config == (best if tried else job.space[0])
 
 
@@ -148,7 +148,7 @@ def test_a_broken_shipped_model_is_reported_once_and_tuning_continues(
             for n in (1, 2, 3):
                 replay = Replay(recorded)
                 job = replace(job_of(recorded), workload=replace(recorded.workload, key={"n": n}))
-                assert decide(job, request, compiler=replay, measurer=replay, store=store).measured == 6
+                assert decide(job, request, compiler=replay, measurer=replay, store=store).tried == 6
     finally:
         prior._shipped.cache_clear()
     (warning,) = [text for text in warnings(caplog) if "surrogate learned" in text]
@@ -193,7 +193,7 @@ def test_no_other_model_answers_for_one_that_is_held_and_not_here(
     with pytest.warns(TuningWarning, match="FORECAST_AUTOTUNE_MODEL=.*run their first config"):
         unmeasured, tuned = forecasting(held, tmp_path)
     assert (unmeasured.config, unmeasured.basis) == (recording().default, "default")
-    assert (tuned.measured, tuned.model) == (4, "")
+    assert (tuned.tried, tuned.model) == (4, "")
 
 
 @pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])
@@ -225,9 +225,9 @@ def with_a_record(directory: Path) -> SqliteStore:
     store = SqliteStore(directory)
     for n in range(25):
         job = a_job(key={"n": n})
-        store.record(job, "run", SPACE[0], a_measurement(10.0), None)
+        store.record_outcome(job, "run", SPACE[0], a_measurement(10.0), None)
         for config in SPACE[1:5]:
-            store.record(job, "run", config, a_measurement(20.0), Forecast.normal(0.0, 0.1, source="s"))
+            store.record_outcome(job, "run", config, a_measurement(20.0), Forecast.normal(0.0, 0.1, source="s"))
     return store
 
 
@@ -400,7 +400,7 @@ def test_whatever_a_model_does_tuning_stores_a_decision_and_warns_once(
     with named_by_settings(model), SqliteStore(tmp_path) as store:
         for n in (1, 2):
             decision = tuned(store, n, answer="logits,300ms")
-            assert (decision.basis, decision.measured) == ("measured", 6)
+            assert (decision.basis, decision.tried) == ("measured", 6)
             assert not model.under_way
     assert time.monotonic() - began < 30.0
     assert len(StoreFile(tmp_path).decisions()) == 2
@@ -413,7 +413,7 @@ def test_another_process_asks_nothing_that_was_answered_before(tmp_path: Path) -
         tuned(store, budget="4")
         assert len(model.asked) == 83
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
-        assert tuned(store, budget="all").measured > 4
+        assert tuned(store, budget="all").tried > 4
         assert model.opened == 1
         assert model.asked == []
         tuned(store, n=8192, budget="4")
@@ -439,7 +439,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
             monkeypatch.setattr(SqliteStore, method, touched)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path / "other") as store:
         found = tuned(store, mode="forecast")
-        assert (found.measured, found.forecast, len(model.asked)) == (0, 84, 83)
+        assert (found.tried, found.forecast, len(model.asked)) == (0, 84, 83)
         assert found.basis == "default"  # no launch is described here, and nobody has seen this model be right
         assert tuned(store, mode="forecast").config == found.config
 
@@ -469,7 +469,7 @@ def test_a_model_is_made_once_for_all_kernels_and_charged_to_the_budget() -> Non
 
 def test_of_a_budget_in_seconds_a_model_takes_half_at_most(tmp_path: Path) -> None:
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
-        assert tuned(store, budget="60s", answer="logits,100s").measured > 0
+        assert tuned(store, budget="60s", answer="logits,100s").tried > 0
     assert model.allowed_s
     assert all(seconds <= 30.0 for seconds in model.allowed_s)
 
@@ -533,4 +533,4 @@ def test_a_rank_that_has_spent_its_total_decides_with_those_that_have_not(
         request = make_request("16,total=60s", default_budget="16", surrogate=History())
         decided.append(decide(job, request, store=SqliteStore.in_memory(), **acting))
     assert decided[0] == decided[1]
-    assert decided[0].measured == 0
+    assert decided[0].tried == 0

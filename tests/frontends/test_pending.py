@@ -104,7 +104,7 @@ def test_once_the_process_total_is_spent_keys_go_unmeasured_and_are_noted(
         clock += 60.0
     assert call(kernel, 2000) == call(kernel, 2000) == 1
     assert noted(own_settings) == [(2000, "the total of 60 s for this process is spent", 1)]
-    assert {d.budget for d in kernel.decisions.values() if d.measured == 0} == {"0"}
+    assert {d.budget for d in kernel.decisions.values() if d.tried == 0} == {"0"}
     assert call(kernel) == 1, "what was measured before holds"
 
 
@@ -132,7 +132,7 @@ def test_a_key_where_the_total_ends_before_any_measurement_is_noted(
     assert call(kernel) == 1
     ((_, why, _),) = noted(own_settings)
     assert why == "the total of this process was spent (budget 2,total=1s)"
-    assert [d.measured for d in kernel.decisions.values()] == [0]
+    assert [d.tried for d in kernel.decisions.values()] == [0]
 
 
 def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
@@ -149,7 +149,7 @@ def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
     set_process_total(TotalSpent(lambda: clock))
     kernel = tuned(budget="4,total=60s", do_bench=bench)
     call(kernel)
-    assert [d.tried for d in kernel.decisions.values()] == [False]
+    assert [d.is_measured for d in kernel.decisions.values()] == [False]
     assert len(noted(own_settings)) == 1
     assert not list(StoreFile(own_settings).decisions())
 

@@ -70,7 +70,7 @@ def test_configs_with_hooks_are_measured_in_inference_mode() -> None:
         tuner[grid](x, y, N)
         torch.testing.assert_close(y, 2 * x)
     (decision,) = tuner.decisions.values()
-    assert (decision.basis, decision.measured, decision.failed) == ("measured", len(BLOCKS), 0)
+    assert (decision.basis, decision.tried, decision.failed) == ("measured", len(BLOCKS), 0)
     assert set(hooked) == set(BLOCKS)
 
 
@@ -92,7 +92,7 @@ def test_memory_of_tuned_keys_is_given_back_without_a_collection(without_gc: Non
     torch.cuda.synchronize()
     assert not [tensor for tensor in alive if tensor() is not None]
     assert torch.cuda.memory_allocated() - before < 1 << 20
-    assert all(decision.measured == len(BLOCKS) for decision in tuner.decisions.values())
+    assert all(decision.tried == len(BLOCKS) for decision in tuner.decisions.values())
 
 
 @contextmanager
@@ -146,7 +146,7 @@ def test_another_stream_sees_no_nan_in_weights_that_are_only_read() -> None:
     assert bool((weights == 1).all())
     torch.testing.assert_close(y, x)
     (decision,) = tuner.decisions.values()
-    assert decision.measured == len(BLOCKS)
+    assert decision.tried == len(BLOCKS)
 
 
 def test_captured_launches_of_a_stored_key_hold_no_tensor_and_decide_once(
@@ -192,4 +192,4 @@ def test_a_call_that_only_compiles_decides_nothing() -> None:
     tuner[grid](x, y, N)
     torch.testing.assert_close(y, 2 * x)
     (decision,) = tuner.decisions.values()
-    assert decision.measured == len(BLOCKS)
+    assert decision.tried == len(BLOCKS)

@@ -49,7 +49,7 @@ tuned = kernel.tuned(space=Space(drawn(kernel, {SEED}), roles=kernel.space.roles
 tuned(*inputs, out)
 (decision,) = tuned.decisions.values()
 told = {{
-    "measured": decision.measured,
+    "measured": decision.tried,
     "failed": decision.failed,
     "agrees": torch.allclose(out, kernel.reference(*inputs, out), rtol=kernel.rtol, atol=kernel.atol),
     "outcomes": {{c.text: str(o) for c, o in tuned.tuned.outcomes((*inputs, out)).items()}},

@@ -72,4 +72,4 @@ def test_the_joint_decision_is_right_and_was_measured(kernel: SuiteKernel) -> No
     agree(kernel, kernel.outs(args), expected)
     (decision,) = tuned.decisions.values()
     assert decision.basis in ("measured", "default")
-    assert 1 < decision.measured <= 6
+    assert 1 < decision.tried <= 6

@@ -87,7 +87,7 @@ def test_a_kernel_is_tuned_on_its_first_call_and_always_computes_correctly(
         call.launch(tuner)
         agree(kernel, call, expected)
         (decision,) = tuner.decisions.values()
-        assert 1 <= decision.measured <= 4
+        assert 1 <= decision.tried <= 4
 
 
 def test_what_is_decided_is_recalled_by_the_next_tuner_without_measuring() -> None:
@@ -111,7 +111,7 @@ def test_an_argument_that_is_changed_in_place_is_changed_once() -> None:
     call.launch(tuner)
     agree(kernel, call, expected)
     (decision,) = tuner.decisions.values()
-    assert decision.measured == len(kernel.space)
+    assert decision.tried == len(kernel.space)
 
 
 @triton.jit
@@ -131,7 +131,7 @@ def test_what_starts_from_zeros_does_so_in_every_trial_in_either_process(isolate
     tuner[lambda knobs: (triton.cdiv(len(x), knobs["BLOCK"]),)](total, x, len(x))
     torch.testing.assert_close(total, x.sum()[None], rtol=1e-4, atol=0)
     (decision,) = tuner.decisions.values()
-    assert (decision.measured, decision.failed) == (3, 0)
+    assert (decision.tried, decision.failed) == (3, 0)
 
 
 def test_a_hook_that_fills_an_argument_by_a_kernel_does_so_in_every_trial() -> None:
@@ -143,7 +143,7 @@ def test_a_hook_that_fills_an_argument_by_a_kernel_does_so_in_every_trial() -> N
     launch(kernel, y, x)
     torch.testing.assert_close(y, 2 * x)
     (decision,) = kernel.decisions.values()
-    assert (decision.measured, decision.failed) == (4, 0)
+    assert (decision.tried, decision.failed) == (4, 0)
 
 
 @pytest.mark.parametrize("timing", ["eager", "graph"])
@@ -170,7 +170,7 @@ def test_a_config_that_writes_to_an_illegal_address_spares_the_process() -> None
     torch.testing.assert_close(y, 2 * x)
     (decision,) = tuner.decisions.values()
     assert decision.config["STRAY"] == 0
-    assert (decision.measured, decision.failed) == (4, 1)
+    assert (decision.tried, decision.failed) == (4, 1)
     assert float(torch.ones(8, device="cuda").sum()) == 8.0, "the caller's context is whole"
 
 
@@ -194,7 +194,7 @@ def test_a_miss_during_graph_capture_is_noted_and_tuned_by_a_later_call(
     launch(tuner, y, x, 3.0)
     torch.testing.assert_close(y, 3 * x)
     (decision,) = tuner.decisions.values()
-    assert decision.measured == 3
+    assert decision.tried == 3
     x.neg_()
     graph.replay()  # what was captured runs on, as it was
     torch.testing.assert_close(y, 2 * x)
@@ -224,4 +224,4 @@ def test_threads_missing_one_key_at_once_tune_it_once_and_all_get_results() -> N
     for x, y in zip(xs, ys, strict=True):
         torch.testing.assert_close(y, 2 * x)
     (decision,) = tuner.decisions.values()
-    assert decision.measured == 3
+    assert decision.tried == 3

@@ -48,7 +48,7 @@ def tuned(
             space_digest="",
             space_size=len(SPACE),
             budget=budget,
-            measured=len(some),
+            tried=len(some),
         ),
     )
 

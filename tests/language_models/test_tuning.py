@@ -155,7 +155,7 @@ doubled = fa.variants([(in_blocks, blocks), (in_rounds, rounds)], key="x", name=
 x = torch.arange(4096.0)
 assert torch.equal(doubled(x), 2 * x)
 (decision,) = doubled.decisions.values()
-print(decision.measured)
+print(decision.tried)
 """
 
 

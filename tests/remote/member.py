@@ -39,8 +39,8 @@ def be_one(folder: Path, url: str, seed: int, keys: int) -> None:
             configs = draw.sample(list(job.space), 3)
             began = time.perf_counter()
             for config in configs:
-                store.record(job, run, config, a_measurement(draw.uniform(5, 50)), None)
-            store.decide(job, a_decision(job, configs[0], run=run, decided_at=time.time()))
+                store.record_outcome(job, run, config, a_measurement(draw.uniform(5, 50)), None)
+            store.record_decision(job, a_decision(job, configs[0], run=run, decided_at=time.time()))
             calls_s.append(time.perf_counter() - began)
             print(
                 json.dumps({"key": key, "run": run, "configs": [c.text for c in configs], "hit": known is not None}),

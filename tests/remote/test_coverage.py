@@ -68,10 +68,10 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", f"file://{tmp_path}/shared,trusted")
     with SqliteStore(tmp_path / "own") as own, SqliteStore(tmp_path / "other") as other:
         for store, job in ((own, a_job(key={"n": 1})), (other, a_job(key={"n": 2}, hardware=H100))):
-            store.record(job, "run", SPACE[1], a_measurement(), None)
-            store.decide(job, a_decision(job, decided_at=time.time()))
+            store.record_outcome(job, "run", SPACE[1], a_measurement(), None)
+            store.record_decision(job, a_decision(job, decided_at=time.time()))
         own.note_pending(a_job(key={"n": 3}), "mode cached")
-        own.decide(a_job(key={"n": 4}), a_decision(a_job(key={"n": 4}), basis="forecast", measured=0))
+        own.record_decision(a_job(key={"n": 4}), a_decision(a_job(key={"n": 4}), basis="forecast", tried=0))
     assert main(["remote", "push", "--dir", str(tmp_path / "other")]) == 0
     assert main(["remote", "pull", "--dir", str(tmp_path / "own")]) == 0
     return tmp_path

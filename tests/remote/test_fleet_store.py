@@ -89,8 +89,8 @@ def tuned(store: FleetStore, job: Job, chosen: int = 1, **changes: Any) -> None:
     """Have a machine tune a job, and wait until that is sent."""
     values = {"decided_at": time.time(), "run": f"run-{chosen}", **changes}
     for number, us in ((0, 15.0), (chosen, 10.0)):
-        store.record(job, values["run"], job.space[number], a_measurement(us), None)
-    store.decide(job, a_decision(job, job.space[chosen], **values))
+        store.record_outcome(job, values["run"], job.space[number], a_measurement(us), None)
+    store.record_decision(job, a_decision(job, job.space[chosen], **values))
     assert store.syncs[0].finish(LIMIT_S)
 
 
@@ -153,7 +153,7 @@ def test_machines_learn_from_each_other_through_a_repository_on_a_hub(
 
 
 def not_sent(store: FleetStore, job: Job) -> None:
-    store.decide(job, a_decision(job, decided_at=time.time()))
+    store.record_decision(job, a_decision(job, decided_at=time.time()))
     assert not store.syncs[0].finish(LIMIT_S)
 
 
@@ -263,7 +263,7 @@ def test_a_config_outside_of_the_space_is_not_taken(machines: Machines) -> None:
     tuned(machines("one"), job)
     small = replace(job, space=type(SPACE)([SPACE[0], SPACE[2], SPACE[3]]))
     lying = machines("liar")
-    lying.decide(small, a_decision(small, SPACE[1], decided_at=time.time()))
+    lying.record_decision(small, a_decision(small, SPACE[1], decided_at=time.time()))
     assert lying.syncs[0].finish(LIMIT_S)
     other = machines("two")
     assert heard(other, small) is None
@@ -336,10 +336,10 @@ def test_offline_is_one_warning_and_what_was_learned_is_sent_later(tmp_path: Pat
         for number in range(3):
             with FleetStore(tmp_path / "one", remote, apart=number > 0) as store:
                 job = a_job(key={"n": number})
-                store.record(job, "run", SPACE[1], a_measurement(), None)
-                store.decide(job, a_decision(job, decided_at=time.time()))
+                store.record_outcome(job, "run", SPACE[1], a_measurement(), None)
+                store.record_decision(job, a_decision(job, decided_at=time.time()))
                 assert not store.syncs[0].finish(LIMIT_S)
-                store.decide(job, a_decision(job, decided_at=time.time()))
+                store.record_decision(job, a_decision(job, decided_at=time.time()))
                 assert store.decision(job) is not None
             if number == 0:
                 assert len(told) <= 1
@@ -370,7 +370,7 @@ def test_a_storage_that_comes_back_is_used_without_a_new_process(
         write(self, *args)
 
     monkeypatch.setattr(Location, "write", sometimes)
-    one.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
+    one.record_decision(a_job(), a_decision(a_job(), decided_at=time.time()))
     with pytest.warns(StoreWarning, match="no space left"):
         one.syncs[0].finish(LIMIT_S)
     failing.clear()
@@ -385,7 +385,7 @@ def test_warnings_that_are_errors_stop_nothing(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with FleetStore(tmp_path / "one", RemoteStore(url=f"file://{tmp_path}/shared", trusted=True)) as store:
-            store.decide(a_job(), a_decision(a_job()))
+            store.record_decision(a_job(), a_decision(a_job()))
             assert not store.syncs[0].finish(LIMIT_S)
             assert store.decision(a_job()) == a_decision(a_job())
 
@@ -425,8 +425,8 @@ def test_a_launch_waits_for_nothing_of_a_storage_that_hangs(
     store.decision(a_job())
     assert asked.wait(LIMIT_S)
     assert store.is_reading(a_job())
-    store.record(a_job(), "run", SPACE[1], a_measurement(), None)
-    store.decide(a_job(), a_decision(a_job()))
+    store.record_outcome(a_job(), "run", SPACE[1], a_measurement(), None)
+    store.record_decision(a_job(), a_decision(a_job()))
     assert store.decision(a_job()) == a_decision(a_job())
     assert not over.is_set()
     assert store.is_reading(a_job())
@@ -481,8 +481,8 @@ def test_mode_strict_names_what_it_waited_for_in_vain(
 
 def test_a_process_that_is_killed_leaves_the_rest_to_the_next(machines: Machines, tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "one") as killed:  # it had decided and sent nothing yet
-        killed.record(a_job(), "run", SPACE[1], a_measurement(), None)
-        killed.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
+        killed.record_outcome(a_job(), "run", SPACE[1], a_measurement(), None)
+        killed.record_decision(a_job(), a_decision(a_job(), decided_at=time.time()))
     heard(machines("one"), a_job(name="another"))
     assert heard(machines("two"), a_job()) is not None
 
@@ -497,7 +497,7 @@ from forecast_autotune.remote.fleet_store import FleetStore
 from forecast_autotune.settings import RemoteStore
 sync.END_S = float(sys.argv[3])  # a busy machine may take longer than a user would wait
 store = FleetStore(sys.argv[1], RemoteStore(url=sys.argv[2]))
-store.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
+store.record_decision(a_job(), a_decision(a_job(), decided_at=time.time()))
 time.sleep(float(sys.argv[4]))
 """
     tests = Path(__file__).parents[1]
@@ -531,14 +531,14 @@ def test_the_child_of_a_fork_exchanges_by_itself(machines: Machines, apart: bool
 def test_rehearsals_stay_here(machines: Machines, tmp_path: Path) -> None:
     job = a_job(hardware=replace(HARDWARE, kind="replay"))
     store = machines("one")
-    store.decide(job, a_decision(job))
+    store.record_decision(job, a_decision(job))
     tuned(store, a_job())
     assert [p.parent.parent.name for p in (tmp_path / "shared").rglob("*.gz")] == [HARDWARE.digest]
 
 
 def test_what_was_not_measured_is_not_sent(machines: Machines, tmp_path: Path) -> None:
     store = machines("one")
-    store.decide(a_job(), a_decision(a_job(), basis="forecast", measured=0))
+    store.record_decision(a_job(), a_decision(a_job(), basis="forecast", tried=0))
     store.syncs[0].send(HARDWARE)
     assert store.syncs[0].finish(LIMIT_S)
     assert not list(tmp_path.glob("shared/**/*.gz"))
@@ -565,7 +565,7 @@ def test_a_strangers_config_is_tried_right_after_the_default(machines: Machines,
     """One that is bad loses: a stranger costs one measurement at most."""
     job, suggested = extreme(best)
     stranger, other = machines("stranger"), machines("two", trusted=False)
-    stranger.decide(job, a_decision(job, suggested, decided_at=time.time()))
+    stranger.record_decision(job, a_decision(job, suggested, decided_at=time.time()))
     assert stranger.syncs[0].finish(LIMIT_S)
     heard(other, job)
     decision, tried = tune_with(other, "2")
@@ -577,7 +577,7 @@ def test_a_strangers_config_is_tried_right_after_the_default(machines: Machines,
 def test_a_trusted_decision_needs_no_measurement(machines: Machines) -> None:
     job, suggested = extreme(False)
     friend, other = machines("friend"), machines("two")
-    friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
+    friend.record_decision(job, a_decision(job, suggested, decided_at=time.time()))
     assert friend.syncs[0].finish(LIMIT_S)
     heard(other, job)
     assert tune_with(other, "2")[0].config == suggested
@@ -591,7 +591,7 @@ def test_a_trusted_decision_needs_no_measurement(machines: Machines) -> None:
 def test_a_decision_that_arrives_ends_the_run(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
     job, suggested = extreme(True)
     friend, other = machines("friend"), machines("two")
-    friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
+    friend.record_decision(job, a_decision(job, suggested, decided_at=time.time()))
     assert friend.syncs[0].finish(LIMIT_S)
     measure, segments, measuring = Replay.measure, Location.segments, threading.Event()
 
@@ -623,8 +623,8 @@ def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_hear
     friend, other = machines("friend"), machines("two")
     if knows_other_constexprs:
         with SqliteStore(other.directory) as own:
-            own.decide(like, a_decision(like, job.space[1], decided_at=time.time() + 60))
-    friend.decide(job, a_decision(job, suggested, decided_at=time.time()))
+            own.record_decision(like, a_decision(like, job.space[1], decided_at=time.time() + 60))
+    friend.record_decision(job, a_decision(job, suggested, decided_at=time.time()))
     assert friend.syncs[0].finish(LIMIT_S)
     found = recording(failures=False)
     environment: dict[str, str] = {}
@@ -654,7 +654,7 @@ def test_many_decisions_are_looked_through_a_few_at_a_time(machines: Machines, m
     monkeypatch.setattr(exchange, "SCANNED_AT_ONCE", 2)
     with SqliteStore(machines("one").directory) as earlier:
         for n in range(7):
-            earlier.decide(a_job(key={"n": n}), a_decision(a_job(), decided_at=time.time()))
+            earlier.record_decision(a_job(key={"n": n}), a_decision(a_job(), decided_at=time.time()))
     tuned(machines("one"), a_job())
     other = machines("two")
     heard(other, a_job())

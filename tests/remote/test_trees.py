@@ -54,8 +54,8 @@ def tuned(tmp_path: Path) -> Path:
     with SqliteStore(tmp_path / "tuned") as store:
         for job in jobs:
             for number, us in ((0, 15.0), (1, 10.0)):
-                store.record(job, "run", SPACE[number], a_measurement(us), None)
-            store.decide(job, a_decision(job, decided_at=time.time()))
+                store.record_outcome(job, "run", SPACE[number], a_measurement(us), None)
+            store.record_decision(job, a_decision(job, decided_at=time.time()))
     return tmp_path / "tuned"
 
 
@@ -82,7 +82,7 @@ class TestWithATreeBehindIt(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[FleetStore]:
         with SqliteStore(tmp_path / "tuned") as other:
-            other.decide(a_job(name=HOSTILE), a_decision(a_job(), decided_at=time.time()))
+            other.record_decision(a_job(name=HOSTILE), a_decision(a_job(), decided_at=time.time()))
         pack = export(tmp_path / "tuned", f"{tmp_path}/tree/", capsys)
         with used(tmp_path / "own", pack) as store:
             yield store
@@ -132,7 +132,7 @@ def test_rehearsals_alone_go_into_no_tree_and_leave_the_one_that_is_there(
 ) -> None:
     with SqliteStore(tmp_path / "rehearsed") as store:
         job = replace(a_job(), hardware=replace(HARDWARE, kind=REHEARSAL_KINDS[0]))
-        store.decide(job, a_decision(job, decided_at=time.time()))
+        store.record_decision(job, a_decision(job, decided_at=time.time()))
     assert main(["export", f"{tmp_path}/new/", "--dir", str(tmp_path / "rehearsed")]) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -165,7 +165,7 @@ def test_other_files_are_not_written_over(tmp_path: Path, tuned: Path, capsys: p
 def test_own_decisions_go_before_a_pack(tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = a_job(key={"n": 2})
     with used(tmp_path / "own", export(tuned, f"{tmp_path}/tree/", capsys)) as store:
-        store.decide(job, a_decision(job, SPACE[3], decided_at=1.0))
+        store.record_decision(job, a_decision(job, SPACE[3], decided_at=1.0))
         assert store.decision(job).config == SPACE[3]  # type: ignore[union-attr]
 
 
@@ -386,7 +386,7 @@ def test_a_tree_written_again_over_an_older_one_is_the_newer(
     first = export(tuned, f"file://{tmp_path}/shared", capsys)
     assert export(tuned, f"file://{tmp_path}/shared", capsys) == first, "the same store makes the same tree"
     with SqliteStore(tuned) as store:
-        store.decide(a_job(key={"n": 2}), a_decision(a_job(), SPACE[3], decided_at=time.time() + 1))
+        store.record_decision(a_job(key={"n": 2}), a_decision(a_job(), SPACE[3], decided_at=time.time() + 1))
     second = export(tuned, f"file://{tmp_path}/shared", capsys)
     assert first != second
     with used(tmp_path / "own", second) as later:

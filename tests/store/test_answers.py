@@ -107,7 +107,7 @@ def test_clear_removes_answers_and_prune_those_kept_long_ago(tmp_path: Path, mon
         store.keep_answers({"old": an_answer()})
         monkeypatch.setattr(rows, "now", lambda: now)
         store.keep_answers({"new": an_answer()})
-        store.record(a_job(), "run", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(), "run", SPACE[0], a_measurement(), None)
     file = StoreFile(tmp_path)
     assert file.prune().answers == 1
     assert file.clear(kernel="rmsnorm").answers == 0
@@ -118,7 +118,7 @@ def test_clear_removes_answers_and_prune_those_kept_long_ago(tmp_path: Path, mon
 
 def test_answers_are_not_exported(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "one") as store:
-        store.record(a_job(), "run", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(), "run", SPACE[0], a_measurement(), None)
         store.keep_answers({"a question": an_answer()})
     assert StoreFile(tmp_path / "one").export(tmp_path / "lines") == 1
     assert "a question" not in (tmp_path / "lines").read_text()

@@ -30,42 +30,44 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def test_a_pair_is_a_forecast_and_the_speedup_over_the_default(store: SqliteStore) -> None:
     job = a_job()
-    store.record(job, "run", SPACE[0], a_measurement(20.0), said(0.0))
-    store.record(job, "run", SPACE[1], a_measurement(10.0), said(0.4))
-    store.record(job, "run", SPACE[2], a_measurement(40.0), said(0.5))
-    store.record(job, "run", SPACE[3], Failure(stage="launch", message="no"), said(0.6))
-    store.record(job, "run", SPACE[4], a_measurement(), Abstention("s", "no idea"))
-    store.record(job, "run", SPACE[5], a_measurement(), None)
+    store.record_outcome(job, "run", SPACE[0], a_measurement(20.0), said(0.0))
+    store.record_outcome(job, "run", SPACE[1], a_measurement(10.0), said(0.4))
+    store.record_outcome(job, "run", SPACE[2], a_measurement(40.0), said(0.5))
+    store.record_outcome(job, "run", SPACE[3], Failure(stage="launch", message="no"), said(0.6))
+    store.record_outcome(job, "run", SPACE[4], a_measurement(), Abstention("s", "no idea"))
+    store.record_outcome(job, "run", SPACE[5], a_measurement(), None)
     assert store.calibration_pairs("cuda") == [(said(0.6), -math.inf), (said(0.5), -1.0), (said(0.4), 1.0)]
 
 
 def test_what_failed_for_no_fault_of_its_own_is_no_pair(store: SqliteStore) -> None:
-    store.record(a_job(), "run", SPACE[0], a_measurement(), None)
-    store.record(a_job(), "run", SPACE[1], Failure(stage="launch", message="memory", transient=True), said(0.1))
+    store.record_outcome(a_job(), "run", SPACE[0], a_measurement(), None)
+    store.record_outcome(a_job(), "run", SPACE[1], Failure(stage="launch", message="memory", transient=True), said(0.1))
     assert store.calibration_pairs("cuda") == []
 
 
 def test_without_the_defaults_time_only_failures_are_pairs(store: SqliteStore) -> None:
-    store.record(a_job(), "run", SPACE[0], Failure(stage="launch", message="no"), said(0.0))
-    store.record(a_job(), "run", SPACE[1], a_measurement(), said(0.1))
-    store.record(a_job(), "run", SPACE[2], Failure(stage="compile", message="no"), said(0.2))
+    store.record_outcome(a_job(), "run", SPACE[0], Failure(stage="launch", message="no"), said(0.0))
+    store.record_outcome(a_job(), "run", SPACE[1], a_measurement(), said(0.1))
+    store.record_outcome(a_job(), "run", SPACE[2], Failure(stage="compile", message="no"), said(0.2))
     assert store.calibration_pairs("cuda") == [(said(0.2), -math.inf)]
 
 
 def test_a_forecast_made_after_its_config_was_timed_has_seen_the_answer(store: SqliteStore) -> None:
     for run, mean in (("one", 0.4), ("two", 1.0)):
-        store.record(a_job(), run, SPACE[0], a_measurement(20.0), said(0.0))
-        store.record(a_job(), run, SPACE[1], a_measurement(10.0), said(mean))
+        store.record_outcome(a_job(), run, SPACE[0], a_measurement(20.0), said(0.0))
+        store.record_outcome(a_job(), run, SPACE[1], a_measurement(10.0), said(mean))
     assert store.calibration_pairs("cuda") == [(said(0.4), 1.0)]
-    store.record(a_job(toolchain=Toolchain(versions={"triton": "4"})), "three", SPACE[1], a_measurement(), said(0.9))
+    store.record_outcome(
+        a_job(toolchain=Toolchain(versions={"triton": "4"})), "three", SPACE[1], a_measurement(), said(0.9)
+    )
     assert len(store.calibration_pairs("cuda")) == 1, "at another place, where the default has no time"
 
 
 def test_a_kind_of_hardware_knows_nothing_of_another(store: SqliteStore) -> None:
     for kind, mean in (("cuda", 0.1), ("stub", 0.2), ("replay", 0.3)):
         job = a_job(hardware=Hardware(kind=kind, name=HARDWARE.name))
-        store.record(job, "run", SPACE[0], a_measurement(20.0), None)
-        store.record(job, "run", SPACE[1], a_measurement(10.0), said(mean))
+        store.record_outcome(job, "run", SPACE[0], a_measurement(20.0), None)
+        store.record_outcome(job, "run", SPACE[1], a_measurement(10.0), said(mean))
     assert [store.calibration_pairs(kind) for kind in ("cuda", "stub", "cpu")] == [
         [(said(0.1), 1.0)],
         [(said(0.2), 1.0)],
@@ -79,7 +81,7 @@ def many(store: SqliteStore, count: int) -> None:
     with store.connection.lock:
         connection = store.connection.open()
         connection.execute("PRAGMA synchronous = OFF")
-    store.record(job, "run", space[0], a_measurement(10.0), None)
+    store.record_outcome(job, "run", space[0], a_measurement(10.0), None)
     rows = connection.execute(
         "SELECT workload, hardware, toolchain, run, default_config, value FROM outcome"
     ).fetchall()
@@ -121,9 +123,9 @@ def test_rows_that_do_not_decode_are_passed_over(store: SqliteStore, tmp_path: P
 
 def test_the_command_sees_the_pairs_of_each_kind_that_has_some(store: SqliteStore, tmp_path: Path) -> None:
     assert store.calibration_pairs("cuda") == []
-    store.record(
+    store.record_outcome(
         a_job(hardware=Hardware(kind="cpu", name="C"), toolchain=TOOLCHAIN), "r", SPACE[0], a_measurement(), None
     )
-    store.record(a_job(), "run", SPACE[0], a_measurement(20.0), None)
-    store.record(a_job(), "run", SPACE[1], a_measurement(10.0), said(0.1))
+    store.record_outcome(a_job(), "run", SPACE[0], a_measurement(20.0), None)
+    store.record_outcome(a_job(), "run", SPACE[1], a_measurement(10.0), said(0.1))
     assert StoreFile(tmp_path).calibration_pairs_by_kind() == {"cuda": [(said(0.1), 1.0)]}

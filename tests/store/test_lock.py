@@ -32,7 +32,7 @@ def tune(directory: Path, tuned: Path) -> None:
                 if alone and store.decision(a_job()) is None:
                     (tuned / str(os.getpid())).touch()
                     time.sleep(0.2)
-                    store.decide(a_job(), a_decision(a_job()))
+                    store.record_decision(a_job(), a_decision(a_job()))
             time.sleep(0.01)
 
 

@@ -55,9 +55,9 @@ def test_a_decision_strikes_out_no_key_met_under_another_power_limit(tmp_path: P
     capped = a_job(hardware=replace(HARDWARE, power_limit_w=400))
     with SqliteStore(tmp_path) as store:
         store.note_pending(capped, "mode cached")
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert len(StoreFile(tmp_path).pending()) == 1
-        store.decide(capped, a_decision(capped))
+        store.record_decision(capped, a_decision(capped))
     assert StoreFile(tmp_path).pending() == []
 
 
@@ -66,19 +66,19 @@ def test_a_decision_strikes_out_no_key_of_other_constexprs(tmp_path: Path) -> No
     with SqliteStore(tmp_path) as store:
         for job in (small, large):
             store.note_pending(job, "mode cached")
-        store.decide(small, a_decision(small))
+        store.record_decision(small, a_decision(small))
         store.note_pending(larger, "mode cached")
         assert {p.place.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()} == {512, 1024}
 
 
 def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path: Path) -> None:
     job = a_job()
-    unmeasured = a_decision(job, basis="forecast", measured=0, config_us=None)
+    unmeasured = a_decision(job, basis="forecast", tried=0, config_us=None)
     with SqliteStore(tmp_path) as store:
         store.note_pending(job, "mode cached")
-        store.decide(job, unmeasured)
+        store.record_decision(job, unmeasured)
         assert len(StoreFile(tmp_path).pending()) == 1
-        store.decide(job, a_decision(job))
+        store.record_decision(job, a_decision(job))
         assert StoreFile(tmp_path).pending() == []
         store.note_pending(job, "mode cached")  # by a process that had decided before
         assert StoreFile(tmp_path).pending() == []
@@ -90,7 +90,7 @@ def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path:
 
 def test_mode_forecast_reads_nothing_and_notes_into_its_folders_store(own_settings: Path) -> None:
     with SqliteStore(own_settings) as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
     forecasting = open_local_store(
         Settings.from_environment({"FORECAST_AUTOTUNE_DIR": str(own_settings)}, mode="forecast")
     )
@@ -103,7 +103,7 @@ def test_mode_forecast_reads_nothing_and_notes_into_its_folders_store(own_settin
 def test_a_key_that_cannot_be_written_spoils_nothing_else(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         store.note_pending(a_job(features={"grid": float("inf")}), "mode cached")
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job()) == a_decision(a_job())
     assert StoreFile(tmp_path).pending() == []
 

@@ -25,11 +25,11 @@ FORECAST = Forecast.normal(0.4, 0.3, source="roofline", fail_probability=0.1)
 def filled(directory: Path) -> StoreFile:
     with SqliteStore(directory) as store:
         for job in (a_job(), a_job(key={"n": 1}), a_job(name="softmax", hardware=Hardware(kind="cuda", name="A100"))):
-            store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
-            store.record(job, "run-1", SPACE[1], a_measurement(10.0), FORECAST)
-            store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="no", cost_s=0.5), FORECAST)
-            store.decide(job, a_decision(job, SPACE[0]))
-            store.decide(job, a_decision(job, decided_at=time.time()))
+            store.record_outcome(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
+            store.record_outcome(job, "run-1", SPACE[1], a_measurement(10.0), FORECAST)
+            store.record_outcome(job, "run-1", SPACE[2], Failure(stage="launch", message="no", cost_s=0.5), FORECAST)
+            store.record_decision(job, a_decision(job, SPACE[0]))
+            store.record_decision(job, a_decision(job, decided_at=time.time()))
     return StoreFile(directory)
 
 
@@ -56,7 +56,7 @@ def test_a_decision_is_found_by_its_digests_start_or_in_its_kernels_name(tmp_pat
 def test_a_kernel_whose_name_is_the_key_goes_before_longer_names(tmp_path: Path) -> None:
     store = filled(tmp_path)
     with SqliteStore(tmp_path) as opened:
-        opened.decide(a_job(name="log_softmax"), a_decision(a_job(name="log_softmax")))
+        opened.record_decision(a_job(name="log_softmax"), a_decision(a_job(name="log_softmax")))
     (found,) = store.find("softmax")
     assert found.place.workload.program.name == "softmax"
     assert len(store.find("oftmax")) == 2
@@ -77,7 +77,7 @@ def test_a_decision_is_listed_with_the_newest_time_of_its_config(tmp_path: Path)
     assert timed["softmax"] == a_measurement(10.0)
     with SqliteStore(tmp_path) as opened:
         job = a_job(name="untimed")
-        opened.decide(job, a_decision(job))
+        opened.record_decision(job, a_decision(job))
     assert [outcome for _, outcome in store.each_timed_decision(kernel="untimed")] == [None]
 
 
@@ -115,9 +115,11 @@ def test_stats_count_what_there_is_and_say_what_was_saved(tmp_path: Path) -> Non
 
 def test_a_forecast_made_after_a_config_was_timed_is_no_proof_of_honesty(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(), "run-1", SPACE[0], a_measurement(15.0), None)
-        store.record(a_job(), "run-1", SPACE[1], a_measurement(10.0), FORECAST)
-        store.record(a_job(), "run-2", SPACE[1], a_measurement(11.0), Forecast.normal(0.58, 0.001, source="knows"))
+        store.record_outcome(a_job(), "run-1", SPACE[0], a_measurement(15.0), None)
+        store.record_outcome(a_job(), "run-1", SPACE[1], a_measurement(10.0), FORECAST)
+        store.record_outcome(
+            a_job(), "run-2", SPACE[1], a_measurement(11.0), Forecast.normal(0.58, 0.001, source="knows")
+        )
     assert [f for f, _ in StoreFile(tmp_path).stats().pairs] == [FORECAST]
 
 
@@ -149,7 +151,7 @@ def test_a_prune_takes_few_rows_at_a_time_and_lets_others_write_in_between(
     def between() -> Iterator[None]:
         yield
         with SqliteStore(tmp_path) as other:
-            other.record(a_job(key={"n": 2}), f"run-{len(begun)}", SPACE[0], a_measurement(), None)
+            other.record_outcome(a_job(key={"n": 2}), f"run-{len(begun)}", SPACE[0], a_measurement(), None)
         begun.append(f"run-{len(begun)}")
 
     monkeypatch.setattr("forecast_autotune.store.removal.taking_turns", between)
@@ -163,8 +165,8 @@ def test_a_prune_takes_few_rows_at_a_time_and_lets_others_write_in_between(
 def test_a_mostly_empty_file_is_shrunk_when_nobody_else_has_it_open(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         for number in range(300):
-            store.record(a_job(name=f"k{number}"), "run", SPACE[0], a_measurement(), None)
-        store.record(a_job(), "run", SPACE[0], a_measurement(), None)
+            store.record_outcome(a_job(name=f"k{number}"), "run", SPACE[0], a_measurement(), None)
+        store.record_outcome(a_job(), "run", SPACE[0], a_measurement(), None)
         file = StoreFile(tmp_path)
         assert file.clear(kernel="k0").outcomes == 1
         before = file.size_bytes()
@@ -226,7 +228,7 @@ def test_features_are_exported_and_a_file_without_them_is_imported_too(tmp_path:
     job = replace(a_job(), static_features=[{"programs": 64.0, "waves": 1 / 3}, *[{}] * (len(SPACE) - 1)])
     with SqliteStore(tmp_path / "a") as store:
         for config in SPACE[:2]:
-            store.record(job, "run", config, a_measurement(), None)
+            store.record_outcome(job, "run", config, a_measurement(), None)
     StoreFile(tmp_path / "a").export(tmp_path / "told.jsonl")
     run = json.loads((tmp_path / "told.jsonl").read_text().splitlines()[1])
     assert [o.pop("described", None) for o in run["outcomes"]] == [{"programs": 64.0, "waves": 0.333333}, None]
@@ -247,7 +249,7 @@ def test_an_imported_decision_holds_only_if_newer_and_nothing_is_lost(tmp_path: 
     now = time.time()
     for folder, when, config in (("a", now, SPACE[1]), ("b", now - 60, SPACE[2]), ("c", now + 60, SPACE[3])):
         with SqliteStore(tmp_path / folder) as store:
-            store.decide(a_job(), a_decision(a_job(), config, decided_at=when))
+            store.record_decision(a_job(), a_decision(a_job(), config, decided_at=when))
     for folder in "bc":
         StoreFile(tmp_path / folder).export(tmp_path / f"{folder}.jsonl")
     here = StoreFile(tmp_path / "a")
@@ -320,7 +322,7 @@ def test_a_toolchain_that_nothing_uses_goes_with_its_outcomes(tmp_path: Path) ->
     older = a_job(toolchain=Toolchain(versions={"triton": "2"}))
     with SqliteStore(tmp_path) as opened:
         for job in (a_job(), older):
-            opened.record(job, "run", SPACE[0], a_measurement(), None)
+            opened.record_outcome(job, "run", SPACE[0], a_measurement(), None)
     connection = sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)
     connection.execute("UPDATE toolchain SET seen_at = 0 WHERE digest = ?", (older.toolchain.digest,))
     connection.close()

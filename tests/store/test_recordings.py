@@ -31,7 +31,7 @@ def by_warps(config: Config) -> float:
 
 def fill(store: SqliteStore, job: Job, us: Callable[[Config], float] = by_warps, run: str = "run") -> None:
     for config in job.space:
-        store.record(job, run, config, a_measurement(us(config)), None)
+        store.record_outcome(job, run, config, a_measurement(us(config)), None)
 
 
 def asking(**changes: object) -> Job:
@@ -70,7 +70,7 @@ def test_a_configs_newest_outcome_counts_and_transient_failures_do_not(store: Sq
     fill(store, a_job(), lambda _: 10.0, run="old")
     fill(store, a_job(), run="new")
     transient = Failure(stage="launch", message="no memory", transient=True)
-    store.record(a_job(), "newest", SPACE[1], transient, None)
+    store.record_outcome(a_job(), "newest", SPACE[1], transient, None)
     assert told(store, asking()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
 
 

@@ -101,8 +101,8 @@ def test_an_older_store_becomes_what_a_new_one_is(tmp_path: Path, older: int) ->
 
 def test_configs_and_runs_that_no_outcome_names_go_with_a_prune(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(), "run-1", SPACE[1], a_measurement(), None)
-        store.record(a_job(name="softmax"), "run-2", SPACE[2], a_measurement(), None)
+        store.record_outcome(a_job(), "run-1", SPACE[1], a_measurement(), None)
+        store.record_outcome(a_job(name="softmax"), "run-2", SPACE[2], a_measurement(), None)
     StoreFile(tmp_path).clear(kernel="softmax")
     with closing(sqlite3.connect(tmp_path / "store.sqlite3")) as connection:
         kept = {value for (value,) in connection.execute("SELECT value FROM text")}
@@ -168,7 +168,7 @@ def test_keys_of_an_older_store_are_found_for_other_constexprs(tmp_path: Path) -
         a_job(key={"n": n, "given constexprs": {"D": size}}) for n, size in ((1, 64), (1, 512), (2, 64))
     )
     with SqliteStore(tmp_path) as store:
-        store.decide(known, a_decision(known, SPACE[2]))
+        store.record_decision(known, a_decision(known, SPACE[2]))
     with closing(sqlite3.connect(tmp_path / "store.sqlite3", isolation_level=None)) as older:
         older.execute("DROP INDEX workload_by_shared")
         older.execute("ALTER TABLE workload DROP COLUMN shared")

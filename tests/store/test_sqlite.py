@@ -71,7 +71,7 @@ def test_a_pack_is_asked_for_other_constexprs_too(tmp_path: Path) -> None:
         assert store.decision(asked) is None
         found = store.decision_for_any_constexprs(asked)
     assert found is not None
-    assert (found.config, found.tried) == (SPACE[2], False)
+    assert (found.config, found.is_measured) == (SPACE[2], False)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -83,7 +83,7 @@ def test_no_key_but_those_that_differ_in_constexprs_alone_is_read_for_one(
 
     with SqliteStore(tmp_path / "made") as made:
         for n in range(20):
-            made.decide(of_size(n, 64), a_decision(of_size(n, 64), SPACE[n % 2]))
+            made.record_decision(of_size(n, 64), a_decision(of_size(n, 64), SPACE[n % 2]))
     StoreFile(tmp_path / "made").export(tmp_path / "pack")
     read: list[object] = []
     with SqliteStore(None, packs=[tmp_path / "pack"]) if packed else SqliteStore(tmp_path / "made") as store:
@@ -137,8 +137,8 @@ def journal_of(directory: Path) -> str | None:
 
 def test_what_was_kept_is_there_after_closing(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(), "run", SPACE[0], a_measurement(), None)
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_outcome(a_job(), "run", SPACE[0], a_measurement(), None)
+        store.record_decision(a_job(), a_decision(a_job()))
     with SqliteStore(tmp_path) as store:
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement()}
         assert store.decision(a_job()) == a_decision(a_job())
@@ -152,7 +152,7 @@ def test_nothing_is_made_before_the_first_call(tmp_path: Path) -> None:
 
 def test_folder_and_files_are_private(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "new" / "store") as store, store.single_flight(a_job()):
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         files = [p for p in (tmp_path / "new" / "store").rglob("*") if p.is_file()]
         assert {p.name for p in files} >= {"store.sqlite3", "store.sqlite3-wal", "store.sqlite3-shm"}
         assert {stat.S_IMODE(p.stat().st_mode) for p in files} == {0o600}
@@ -163,9 +163,9 @@ def test_folder_and_files_are_private(tmp_path: Path) -> None:
 def test_the_forecast_before_the_first_outcome_of_a_run_stays(tmp_path: Path) -> None:
     before, after = Forecast.normal(0.0, 1.0, source="x"), Forecast.normal(0.5, 0.1, source="x")
     with SqliteStore(tmp_path) as store:
-        store.record(a_job(), "run", SPACE[1], a_measurement(20.0), before)
-        store.record(a_job(), "run", SPACE[1], a_measurement(10.0), after)
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_outcome(a_job(), "run", SPACE[1], a_measurement(20.0), before)
+        store.record_outcome(a_job(), "run", SPACE[1], a_measurement(10.0), after)
+        store.record_decision(a_job(), a_decision(a_job()))
     detail = StoreFile(tmp_path).detail(StoreFile(tmp_path).find("rmsnorm")[0])
     assert [(t.outcome, t.forecast) for t in detail.touched] == [(a_measurement(10.0), before)]
 
@@ -173,8 +173,8 @@ def test_the_forecast_before_the_first_outcome_of_a_run_stays(tmp_path: Path) ->
 def a_pack(path: Path, job: Job, config: Config) -> Path:
     """A pack with one decision."""
     with SqliteStore(path / "made") as store:
-        store.decide(job, a_decision(job, config))
-        store.record(job, "run-1", SPACE[0], a_measurement(10.0 + SPACE.index(config)), None)
+        store.record_decision(job, a_decision(job, config))
+        store.record_outcome(job, "run-1", SPACE[0], a_measurement(10.0 + SPACE.index(config)), None)
     StoreFile(path / "made").export(path / "pack.jsonl")
     return path / "pack.jsonl"
 
@@ -185,7 +185,7 @@ def test_a_pack_for_this_toolchain_beats_a_stored_decision_for_another(tmp_path:
     found = []
     for given in (packs, packs[1:], []):
         with SqliteStore(tmp_path / f"with {len(given)}", packs=given, toolchain="any") as store:
-            store.decide(older, a_decision(older, SPACE[3]))
+            store.record_decision(older, a_decision(older, SPACE[3]))
             found.append(store.decision(a_job()))
     assert [d.config for d in found if d] == [SPACE[2], SPACE[3], SPACE[3]]
     with SqliteStore(tmp_path / "nothing", packs=packs[1:], toolchain="any") as store:
@@ -206,16 +206,16 @@ def test_of_packs_that_say_different_things_at_equal_times_the_first_holds(tmp_p
 def test_any_toolchain_will_do_when_asked_for_but_its_own_is_better(tmp_path: Path) -> None:
     older = a_job(toolchain=Toolchain(versions={"triton": "3.0.0"}))
     with SqliteStore(tmp_path, toolchain="any") as store:
-        store.decide(older, a_decision(older, SPACE[4], decided_at=1_900_000_000.0))
+        store.record_decision(older, a_decision(older, SPACE[4], decided_at=1_900_000_000.0))
         assert store.decision(a_job()) == a_decision(a_job(), SPACE[4], decided_at=1_900_000_000.0)
-        store.decide(a_job(), a_decision(a_job(), SPACE[2]))
+        store.record_decision(a_job(), a_decision(a_job(), SPACE[2]))
         assert store.decision(a_job()) == a_decision(a_job(), SPACE[2])
         assert store.decision(a_job(key={"n": 1})) is None
 
 
 def test_a_recall_writes_nothing_until_there_is_something_to_write(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.decide(a_job(), a_decision(a_job(), decided_at=time.time()))
+        store.record_decision(a_job(), a_decision(a_job(), decided_at=time.time()))
     with SqliteStore(tmp_path) as store:
         before = (tmp_path / "store.sqlite3").read_bytes()
         for _ in range(3):
@@ -227,7 +227,7 @@ def test_a_recall_writes_nothing_until_there_is_something_to_write(tmp_path: Pat
 
 def test_a_decision_long_in_use_is_seen_at_once(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
-        store.decide(a_job(), a_decision(a_job(), decided_at=time.time() - 2 * 86_400))
+        store.record_decision(a_job(), a_decision(a_job(), decided_at=time.time() - 2 * 86_400))
         store.decision(a_job())
         assert StoreFile(tmp_path).stats().hits == 1
 
@@ -236,16 +236,16 @@ def test_packs_are_looked_up_after_the_store(tmp_path: Path) -> None:
     other = a_job(key={"n": 1})
     with SqliteStore(tmp_path / "a") as store:
         for job in (a_job(), other):
-            store.record(job, "run", SPACE[0], a_measurement(), None)
-            store.record(job, "run", SPACE[1], a_measurement(5.0), None)
-            store.decide(job, a_decision(job))
+            store.record_outcome(job, "run", SPACE[0], a_measurement(), None)
+            store.record_outcome(job, "run", SPACE[1], a_measurement(5.0), None)
+            store.record_decision(job, a_decision(job))
     pack = tmp_path / "pack.jsonl.gz"
     StoreFile(tmp_path / "a").export(pack)
     with SqliteStore(tmp_path / "b", packs=[pack]) as store:
         assert store.decision(other) == a_decision(other)
-        store.decide(other, a_decision(other, SPACE[5]))
+        store.record_decision(other, a_decision(other, SPACE[5]))
         assert store.decision(other) == a_decision(other, SPACE[5])
-        store.record(a_job(), "run-2", SPACE[0], a_measurement(30.0), None)
+        store.record_outcome(a_job(), "run-2", SPACE[0], a_measurement(30.0), None)
         brought = a_measurement(5.0).scaled(3.0)  # on the scale of the store's own default
         assert store.outcomes(a_job()) == {SPACE[0]: a_measurement(30.0), SPACE[1]: brought}
         assert [r.workload.key for r in store.related_recordings(a_job())] == [{"n": 1}]
@@ -261,7 +261,7 @@ def test_a_pack_that_cannot_be_read_is_left_out_with_one_warning(tmp_path: Path,
         with pytest.warns(StoreWarning, match=r"pack .*pack\.jsonl is left out") as told:
             assert store.decision(a_job()) is None
         assert len(told) == 1
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job(key={"n": 2})) is None
 
 
@@ -271,8 +271,8 @@ def test_related_recordings_stop_at_a_limit_and_begin_with_the_closest(
     monkeypatch.setattr(recordings, "RELATED_OUTCOMES", 3)
     with SqliteStore(tmp_path) as store:
         for job in (a_job(key={"n": 1}), a_job(source="older"), a_job(key={"n": 2})):
-            store.record(job, "run", SPACE[0], a_measurement(), None)
-            store.record(job, "run", SPACE[1], a_measurement(), None)
+            store.record_outcome(job, "run", SPACE[0], a_measurement(), None)
+            store.record_outcome(job, "run", SPACE[1], a_measurement(), None)
         found = store.related_recordings(a_job())
         assert [(r.workload.key["n"], list(r.outcomes)) for r in found] == [(2, list(SPACE[:2])), (1, [SPACE[0]])]
 
@@ -291,7 +291,7 @@ def test_the_files_of_the_last_few_stores_stay_open_and_the_others_open_again(tm
     stores = [open_local_store(Settings(dir=tmp_path / str(number))) for number in range(MOST_OPEN + 3)]
     for number, store in enumerate(stores):
         assert open_local_store(Settings(dir=tmp_path / str(number))) is store
-        store.decide(job, a_decision(job))
+        store.record_decision(job, a_decision(job))
         store.note_pending(a_job(key={"n": 5}), "not allowed")
     assert [store.connection.is_open for store in stores] == [False] * 3 + [True] * MOST_OPEN
     assert all(store.decision(job) for store in stores)
@@ -306,14 +306,14 @@ def test_a_store_does_not_rest_while_it_is_used_or_only_in_memory(busy_thread: S
     (tmp_path / "file").write_text("")
     with SqliteStore(tmp_path / "file") as in_memory:
         with pytest.warns(StoreWarning):
-            in_memory.decide(a_job(), a_decision(a_job()))
+            in_memory.record_decision(a_job(), a_decision(a_job()))
         in_memory.connection.rest()
         assert in_memory.decision(a_job()) == a_decision(a_job())
 
 
 def test_a_store_whose_folder_is_gone_rests_too(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "gone") as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job())  # which is counted later
         shutil.rmtree(tmp_path / "gone")
         store.connection.rest()
@@ -329,7 +329,7 @@ def test_an_unknown_word_is_refused_with_the_accepted_ones(tmp_path: Path, wrong
 def test_a_network_filesystem_gets_a_rollback_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesystem, "filesystem_type", lambda _: "nfs4")
     with SqliteStore(tmp_path) as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
         assert journal_of(tmp_path) == "delete"
 
 
@@ -396,7 +396,7 @@ def busy_thread(tmp_path: Path) -> Iterator[SqliteStore]:
     """A store that another thread is inside of: who is forked now has inherited an open file."""
     inside, leave = threading.Event(), threading.Event()
     with SqliteStore(tmp_path, journal="rollback") as store:
-        store.decide(a_job(), a_decision(a_job()))
+        store.record_decision(a_job(), a_decision(a_job()))
 
         def stay() -> None:
             with store.connection.lock:

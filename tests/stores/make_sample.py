@@ -21,11 +21,11 @@ from forecast_autotune.store.sqlite import SqliteStore
 def fill(store: SqliteStore) -> None:
     """Decisions that hold and not, measurements, a failure, a forecast, an abstention, a description; a key, an answer."""
     job = replace(a_job(), static_features=[{}, {"programs": 64.0, "waves": 0.484848}, *[{}] * (len(SPACE) - 2)])
-    store.record(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
-    store.record(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
-    store.record(job, "run-1", SPACE[2], Failure(stage="launch", message="out of resources", cost_s=0.5), None)
-    store.decide(job, a_decision(job, SPACE[0], model=""))
-    store.decide(job, a_decision(job, SPACE[1], run="run-2", model=""))
+    store.record_outcome(job, "run-1", SPACE[0], a_measurement(15.0), Abstention("history", "nothing alike"))
+    store.record_outcome(job, "run-1", SPACE[1], a_measurement(10.0), Forecast.normal(0.4, 0.3, source="roofline"))
+    store.record_outcome(job, "run-1", SPACE[2], Failure(stage="launch", message="out of resources", cost_s=0.5), None)
+    store.record_decision(job, a_decision(job, SPACE[0], model=""))
+    store.record_decision(job, a_decision(job, SPACE[1], run="run-2", model=""))
     store.note_pending(a_job(key={"n": 1}), "mode cached")
     store.keep_answers({"a question": Bins(probabilities=(0.125,) * 8, raw_sum=0.5)})
 

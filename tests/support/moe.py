@@ -46,7 +46,7 @@ def keep(folder: Path, job: Job, best: Config | None = None, **changes: Any) -> 
     """Have a store remember a job as decided, its default and `best` as measured."""
     best = best if best is not None else job.space[1]
     with SqliteStore(folder) as store:
-        store.record(job, "run-1", job.space.default, a_measurement(15.0), None)
-        store.record(job, "run-1", best, a_measurement(10.0), None)
+        store.record_outcome(job, "run-1", job.space.default, a_measurement(15.0), None)
+        store.record_outcome(job, "run-1", best, a_measurement(10.0), None)
         own = {"equivalents": (), "space_digest": job.space.digest, "space_size": len(job.space)}
-        store.decide(job, replace(a_decision(a_job(), best), **{**own, **changes}))
+        store.record_decision(job, replace(a_decision(a_job(), best), **{**own, **changes}))

@@ -50,12 +50,12 @@ class Memory:
     def related_recordings(self, job: Job) -> Sequence[Recording]:
         return self.recordings
 
-    def record(
+    def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
         self.recorded.append((config, outcome, forecast))
 
-    def decide(self, job: Job, decision: Decision) -> None:
+    def record_decision(self, job: Job, decision: Decision) -> None:
         self.decided = decision
 
     def note_pending(self, job: Job, why: str) -> None:

@@ -68,7 +68,7 @@ def test_a_surrogate_of_ones_own_is_used_in_tuning_and_named_in_the_store() -> N
     replay, store = Replay(whole), SqliteStore.in_memory()
     request = Request(settings=Settings(), budget=BudgetLimits.parse("4"), surrogate=TwiceAsFast())
     decision = deciding.decide(job_of(whole), request, compiler=replay, measurer=replay, store=store).decision
-    assert decision.measured == 4
+    assert decision.tried == 4
     assert {f.source for f, _ in store.calibration_pairs("cuda")} == {"twice"}
 
 

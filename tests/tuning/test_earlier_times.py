@@ -17,7 +17,7 @@ def test_times_of_an_earlier_run_are_brought_to_this_one_by_its_default(factor: 
     measurer = Noisy(of, 0.0001)
     decision = tuned_by(of, measurer, store=Memory(known=dict(earlier)))
     assert decision.config == Config({"i": 2})
-    assert decision.measured == 2, "timing the default again takes none of the budget"
+    assert decision.tried == 2, "timing the default again takes none of the budget"
     assert [c["i"] for c, _ in measurer.asked[:3]] == [0, 3, 4]
 
 

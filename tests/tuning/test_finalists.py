@@ -44,7 +44,7 @@ def test_finalists_are_timed_again_in_turns() -> None:
         budget=Budget(4, clock=replay.clock),
     ).decision
     assert decision.config == Config({"i": 1})
-    assert decision.measured == 4
+    assert decision.tried == 4
     turns = [c["i"] for c in replay.asked[4:]]
     assert turns == ([1, 2, 0, 0, 2, 1] * len(turns))[: len(turns)]
     assert shares == [1.0] * 4 + [TURN_SHARE] * len(turns)
@@ -127,7 +127,7 @@ def test_a_run_that_finds_everything_timed_still_decides_by_turns() -> None:
     of = recorded_as([150, 100, 90])
     known: dict[Config, Outcome] = {Config({"i": 0}): measurement(150), Config({"i": 1}): measurement(89)}
     decision = tuned_by(of, Noisy(of, 0.0001), store=Memory(known={**known, Config({"i": 2}): measurement(90)}))
-    assert (decision.config, decision.measured) == (Config({"i": 2}), 0)
+    assert (decision.config, decision.tried) == (Config({"i": 2}), 0)
 
 
 def test_of_many_equally_fast_the_first_in_the_space_is_a_finalist() -> None:

@@ -28,7 +28,7 @@ def test_everything_measured_decides_for_the_best() -> None:
     decision = decide(recorded_as([100, 90, 50, 70]))
     assert decision.config == Config({"i": 2})
     assert decision.basis == "measured"
-    assert (decision.measured, decision.compiled, decision.failed) == (4, 4, 0)
+    assert (decision.tried, decision.compiled, decision.failed) == (4, 4, 0)
     assert decision.speedup == pytest.approx(2.0)
     assert decision.reason.startswith("2.00x the default's speed")
 
@@ -39,12 +39,12 @@ def test_no_more_configs_are_tried_than_the_budget_allows(budget: int) -> None:
     for policy in (Exhaustive(), Selective()):
         store = Memory()
         decision = decide(whole, budget, policy=policy, surrogate=History(), store=store)
-        assert decision.measured == len({c for c, _, _ in store.recorded}) == budget
+        assert decision.tried == len({c for c, _, _ in store.recorded}) == budget
         assert decision.compiled <= budget
 
 
 def test_a_share_of_the_space_is_so_many_configs() -> None:
-    assert decide(recording(), "10%").measured == 8
+    assert decide(recording(), "10%").tried == 8
 
 
 def test_a_time_budget_ends_between_configs() -> None:
@@ -64,7 +64,7 @@ def test_the_default_is_tried_first() -> None:
 def test_a_config_that_does_not_compile_counts_like_one_that_was_timed() -> None:
     broken = Failure(stage="compile", message="no", cost_s=0.2)
     decision = decide(recorded_as([100, broken, broken, 50]), 3)
-    assert decision.measured == 3
+    assert decision.tried == 3
     assert decision.failed == 2
     assert decision.config == Config({"i": 0})
 
@@ -130,7 +130,7 @@ def test_a_forecast_decision_does_not_block_measuring_later() -> None:
 def test_nothing_is_measured_or_stored_on_a_budget_of_nothing() -> None:
     store = Memory()
     decision = decide(recorded_as([100, 60]), "0", policy=StoredOnly(), store=store)
-    assert (decision.config, decision.basis, decision.measured) == (Config({"i": 0}), "default", 0)
+    assert (decision.config, decision.basis, decision.tried) == (Config({"i": 0}), "default", 0)
     assert store.recorded == []
     assert store.decided is None
 
@@ -141,14 +141,14 @@ def test_a_policy_that_asks_for_nothing_new_ends_the_run() -> None:
             return Measure((view.space.default,))
 
     decision = decide(recorded_as([100, 60]), policy=Stuck())
-    assert decision.measured == 1
+    assert decision.tried == 1
     assert "nothing new" in decision.reason
 
 
 def test_while_another_process_tunes_the_best_known_is_run_at_once() -> None:
     of = recorded_as([100, 60, 40])
     sure = {Config({"i": 2}): Forecast.normal(1.0, 0.1, source="fixed")}
-    known = replace(decide(of), config=Config({"i": 1}), basis="forecast", measured=0)
+    known = replace(decide(of), config=Config({"i": 1}), basis="forecast", tried=0)
     for decided, surrogate, expected in (
         (None, Fixed(), (0, "default")),
         (None, Fixed(sure), (2, "forecast")),
@@ -195,13 +195,13 @@ def test_the_listener_hears_how_far_it_has_come() -> None:
     assert [p.doing for p in heard][-1] == "decided"
     assert heard[-1].best == Config({"i": 1})
     assert heard[-1].best_speedup == pytest.approx(100 / 60)
-    assert max(p.measured for p in heard) == 2
+    assert max(p.tried for p in heard) == 2
 
 
 def test_a_config_counts_as_tried_as_soon_as_it_is_timed() -> None:
     heard: list[Progress] = []
     decide(recorded_as([100, 60]), listener=heard)
-    later = [(after.doing, after.measured) for before, after in pairwise(heard) if before.doing == "timing"]
+    later = [(after.doing, after.tried) for before, after in pairwise(heard) if before.doing == "timing"]
     assert later == [("choosing", 1), ("choosing", 2)]
 
 
@@ -231,7 +231,7 @@ def test_selective_with_history_nears_the_best_on_a_quarter_of_the_space() -> No
 
 
 def test_the_ranks_shared_decision_is_taken_whatever_its_basis_unmeasured() -> None:
-    held = replace(decide(recorded_as([100, 50, 70])), basis="forecast", measured=0)
+    held = replace(decide(recorded_as([100, 50, 70])), basis="forecast", tried=0)
     for store in (Memory(held=held), Memory(held_later=held), Memory(held_later=held, alone=False)):
         assert decide(recorded_as([100, 50, 70]), store=store) == held
         assert not store.recorded
@@ -260,7 +260,7 @@ def test_a_stored_decision_is_given_to_the_other_ranks() -> None:
 
 @pytest.mark.parametrize("policy", [Exhaustive(), Selective()])
 def test_whoever_tunes_stops_as_soon_as_the_ranks_hold_to_a_decision(policy: Policy) -> None:
-    held = replace(decide(recorded_as([100, 50, 70])), basis="default", measured=0)
+    held = replace(decide(recorded_as([100, 50, 70])), basis="default", tried=0)
 
     class Overtaken(Memory):
         def shared_decision(self, job: Job) -> Decision | None:

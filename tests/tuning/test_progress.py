@@ -100,7 +100,7 @@ def job(name: str = "scale.twice", **changes: Any) -> Job:
 def tell(run: Run | None, doing: str = "building", **changes: Any) -> None:
     """Report to a run as its loop does."""
     assert run is not None
-    values = {"job": job(), "forecast": 3, "compiled": 0, "measured": 0, "limit": 16.0, "spent_s": 0.0}
+    values = {"job": job(), "forecast": 3, "compiled": 0, "tried": 0, "limit": 16.0, "spent_s": 0.0}
     run(Progress(doing=doing, **{**values, "best": None, "best_speedup": None, **changes}))
 
 
@@ -109,7 +109,7 @@ def close(run: Run | None, tuned: Job | None = None, *, here: bool = True, **cha
     assert run is not None
     tuned = tuned or job()
     best = {"config": Config({"LANES": 16, "FAST": 1}), "config_us": 10.0, "default_us": 103.0}
-    counts = {"measured": 3, "space_size": len(tuned.space), "decided_at": time.time(), "equivalents": ()}
+    counts = {"tried": 3, "space_size": len(tuned.space), "decided_at": time.time(), "equivalents": ()}
     run.tuned(tuned, a_decision(tuned, **{**best, **counts, **changes}), measured_here=here, is_stored=True)
 
 
@@ -177,7 +177,7 @@ def test_a_terminal_sees_a_line_that_ticks_and_goes(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("at_once")
 def test_a_line_says_what_is_done_how_far_how_long_and_the_best(terminal: Stream) -> None:
     with show_progress("a kernel") as run:
-        tell(run, "timing", measured=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
+        tell(run, "timing", tried=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
     assert "scale.twice: timing, 2 of 3 tried, 0 of at most 30 s, best 1.83x" in terminal.getvalue()
 
 
@@ -320,7 +320,7 @@ def test_a_config_is_never_cut(terminal: Stream) -> None:
 def test_a_line_fits_the_narrowest_terminal(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1")
     with show_progress("a kernel") as run:
-        tell(run, "timing", measured=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
+        tell(run, "timing", tried=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
     assert terminal.getvalue().startswith("\r\x1b[Ktwice: timing, 2...\r")
 
 
@@ -426,7 +426,7 @@ def test_a_pipe_gets_a_plain_line_at_times(pipe: Stream, monkeypatch: pytest.Mon
 
 
 def test_a_key_that_was_not_measured_has_no_line(pipe: Stream) -> None:
-    tune_keys(job(), measured=0)
+    tune_keys(job(), tried=0)
     tune_keys(job(), here=False)
     assert pipe.getvalue() == ""
 
@@ -464,8 +464,8 @@ def test_many_keys_soon_after_one_another_make_one_line(pipe: Stream) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_many_keys_of_many_kernels_are_counted_together(pipe: Stream) -> None:
-    tune_keys(*keys(2, "a"), measured=2)
-    tune_keys(*keys(2, "b"), measured=3)
+    tune_keys(*keys(2, "a"), tried=2)
+    tune_keys(*keys(2, "b"), tried=3)
     progress._board.finish()
     assert pipe.getvalue().splitlines()[-1] == (
         "4 keys of 2 kernels tuned in 0.0 s, 2 to 3 tried each, geometric mean 10.3x (forecast-autotune list)"
@@ -557,7 +557,7 @@ def test_a_notebook_shows_a_live_line_that_the_closing_line_replaces(cell: Cell,
     with show_progress("a kernel") as run:
         tell(run, "timing", timing=True)
         assert cell.outputs == ["scale.twice: timing, 0 of 3 tried, 0 s"]
-        tell(run, "timing", measured=1, timing=True)
+        tell(run, "timing", tried=1, timing=True)
         assert cell.outputs == ["scale.twice: timing, 1 of 3 tried, 0 s"]
         close(run)
     assert cell.outputs == [
@@ -717,7 +717,7 @@ sys.stdin.readline()
 for n in range(6):
     with progress.show_progress("a kernel") as run:
         job = a_job(key={"n": n})
-        run.tuned(job, a_decision(job, measured=3), measured_here=True, is_stored=True)
+        run.tuned(job, a_decision(job, tried=3), measured_here=True, is_stored=True)
 """
     path = os.pathsep.join(p for p in sys.path if p)
     with subprocess.Popen(

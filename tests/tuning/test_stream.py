@@ -98,7 +98,7 @@ def run(
 
 def test_one_slow_compile_holds_up_none_of_the_others() -> None:
     device, decision = run(compiled_in([0.05, 0.48, 0.05, 0.05]), workers=2)
-    assert decision.measured == 4
+    assert decision.tried == 4
     assert [i for _, i in device.timed] == [0, 2, 3, 1]
     assert device.charged_s == pytest.approx(0.58)
     idle_s = [later - begun for (begun, _), (later, _) in zip(device.timed[1:], device.begun[3:], strict=False)]
@@ -140,7 +140,7 @@ def test_each_choice_is_made_on_all_that_is_known_and_on_what_is_under_way() -> 
 def test_no_more_are_begun_than_the_budget_allows() -> None:
     for budget in ("1", "3", "5"):
         device, decision = run(compiled_in([1] * 9), workers=4, budget=budget)
-        assert len(device.begun) == decision.measured == int(budget)
+        assert len(device.begun) == decision.tried == int(budget)
 
 
 def test_the_default_is_begun_before_anything_is_forecast_and_timed_before_all_others() -> None:
@@ -175,7 +175,7 @@ def test_a_straggler_is_left_behind_and_no_failure_is_held_against_it() -> None:
     store = Memory()
     device, decision = run(compiled_in([1, 2, 1, HOUR_S, 1]), workers=2, budget="5", store=store)
     assert device.charged_s < 20
-    assert (decision.measured, decision.failed) == (4, 0)
+    assert (decision.tried, decision.failed) == (4, 0)
     assert "1 left behind" in decision.reason
     assert Config({"i": 3}) not in {c for c, _, _ in store.recorded}
     assert len(device.begun) == 5, "it was begun: no other is tried in its place"
@@ -185,7 +185,7 @@ def test_a_worker_with_a_straggler_goes_on_with_others() -> None:
     device, decision = run(compiled_in([1, 2, 1, 1, HOUR_S, 1, 1, 1]), workers=1)
     assert [i for _, i in device.timed] == [0, 1, 2, 3, 5, 6, 7]
     assert device.charged_s < 30
-    assert decision.measured == 7
+    assert decision.tried == 7
 
 
 def test_stragglers_one_after_the_other_do_not_end_a_run() -> None:
@@ -199,34 +199,34 @@ def test_stragglers_one_after_the_other_do_not_end_a_run() -> None:
 
 def test_the_default_is_waited_for_however_long_it_takes() -> None:
     device, decision = run(compiled_in([60, 1, 1, 1, 1]), workers=5)
-    assert decision.measured == 5
+    assert decision.tried == 5
     assert device.timed[0] == (60, 0)
 
 
 def test_few_builds_leave_nothing_behind() -> None:
     _, decision = run(compiled_in([1, 1, 1, 100]), workers=4)
-    assert decision.measured == 4
+    assert decision.tried == 4
 
 
 def test_a_budget_of_all_leaves_nothing_behind() -> None:
     _, decision = run(compiled_in([1, 1, 1, 1, 100, 1]), workers=6, budget="all")
-    assert decision.measured == 6
+    assert decision.tried == 6
 
 
 def test_where_nobody_waits_nothing_is_left_behind() -> None:
     _, decision = run(compiled_in([1, 1, 1, 1, 100, 1]), workers=6, budget="6", patient=True)
-    assert decision.measured == 6
+    assert decision.tried == 6
 
 
 def test_builds_that_came_from_a_cache_leave_nothing_behind() -> None:
     _, decision = run(compiled_in([0.01, 0.01, 0.01, 9, 0.01, 0.01]), workers=2)
-    assert decision.measured == 6
+    assert decision.tried == 6
 
 
 def test_a_straggler_is_waited_for_at_least_half_a_second() -> None:
     for longest_s, measured in ((0.45, 6), (0.9, 5)):
         _, decision = run(compiled_in([0.1, 0.1, 0.1, longest_s, 0.1, 0.1]), workers=6)
-        assert decision.measured == measured, longest_s
+        assert decision.tried == measured, longest_s
 
 
 @pytest.mark.parametrize(("octaves", "waited_s"), [(1.0, 3.0), (-1.0, 1.5)])
@@ -250,7 +250,7 @@ def test_finalists_have_their_turns_while_the_last_build_is_waited_for() -> None
     device, decision = run(of, workers=5, budget="5", device=Repeating(of, workers=5))
     assert [i for _, i in device.timed] == [0, 1, 2, 3, 0, 1, 1, 0, 4]
     assert device.charged_s == pytest.approx(2.4 + 0.1), "they cost nothing"
-    assert (decision.config, decision.measured) == (Config({"i": 0}), 5)
+    assert (decision.config, decision.tried) == (Config({"i": 0}), 5)
 
 
 def test_a_last_build_that_comes_near_has_turns_beside_the_others() -> None:
@@ -314,7 +314,7 @@ def test_nothing_is_timed_again_while_more_may_be_begun_or_where_builds_want_the
 def test_a_budget_in_seconds_ends_while_something_is_compiled(workers: int) -> None:
     device, decision = run(compiled_in([1, HOUR_S, HOUR_S, HOUR_S]), workers, budget="4s")
     assert device.charged_s == pytest.approx(4.0)
-    assert (decision.config, decision.measured) == (Config({"i": 0}), 1)
+    assert (decision.config, decision.tried) == (Config({"i": 0}), 1)
 
 
 def test_what_is_interrupted_while_others_compile_is_kept() -> None:
@@ -346,7 +346,7 @@ def test_a_failed_build_frees_its_worker_and_counts() -> None:
     broken: Outcome = Failure(stage="compile", message="no", cost_s=0.5)
     of = recorded_as([100.0, broken, broken, 90.0, 80.0])
     device, decision = run(of, workers=2, budget="4")
-    assert (decision.measured, decision.failed) == (4, 2)
+    assert (decision.tried, decision.failed) == (4, 2)
     assert [i for _, i in device.timed] == [0, 3]
     assert decision.config == Config({"i": 3})
 

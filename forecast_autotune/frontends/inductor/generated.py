@@ -183,7 +183,7 @@ class GeneratedKernels:
             for config, ms in times_ms.items()
         }
         for config, outcome in outcomes.items():
-            store.record(job, run, config, outcome, None)
+            store.record_outcome(job, run, config, outcome, None)
         findings = Findings(
             job=job,
             outcomes=outcomes,
@@ -196,7 +196,7 @@ class GeneratedKernels:
             run=run,
             now=time.time(),
         )
-        store.decide(job, decide(findings, Stop(f"Inductor timed all {len(outcomes)} configs that it lists")))
+        store.record_decision(job, decide(findings, Stop(f"Inductor timed all {len(outcomes)} configs that it lists")))
         with self._lock:
             self.timed += 1
 

@@ -232,7 +232,7 @@ class Narrowing:
         measures = budget.measures and request.settings.mode != "strict"
         known = recall(job, request, store)
         few_were_tried = known is not None and measures and budget.all and "all" not in known.budget
-        if known is not None and known.tried and not few_were_tried:
+        if known is not None and known.is_measured and not few_were_tried:
             self._count(recalled=True)
             return _chosen_of(candidates, [hold_to(job, request, store, known).config])
         job = candidates.job
@@ -291,7 +291,9 @@ class Narrowing:
                         continue
                     outcome = _outcome(timings[choice], (precompile_s or {}).get(choice, 0.0))
                     trial.kept[config] = outcome
-                    trial.store.record(trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config))
+                    trial.store.record_outcome(
+                        trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config)
+                    )
                 with self._lock:
                     self.counts.timed += len(trial.kept)
                 trial.spent_s += time.perf_counter() - trial.began

@@ -293,7 +293,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         try:
             result = self._launch(config, args, kwargs)
         except Exception as err:
-            if entry is None or (entry.measured and entry.fallback is None) or not is_of_the_config(raised(err)):
+            if entry is None or (entry.is_measured and entry.fallback is None) or not is_of_the_config(raised(err)):
                 raise
             return launch_another(self, key, entry, config, err, args, kwargs)
         if entry is not None:

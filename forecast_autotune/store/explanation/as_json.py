@@ -25,7 +25,7 @@ def summary_of(stored: StoredDecision) -> dict[str, object]:
         "speedup": decision.speedup,
         "config_us": decision.config_us,
         "default_us": decision.default_us,
-        "measured": decision.measured,
+        "measured": decision.tried,
         "space_size": decision.space_size,
         "spent_s": decision.spent_s,
         "hits": stored.hits,

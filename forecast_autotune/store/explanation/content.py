@@ -66,7 +66,7 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     else:
         time = _time_of(detail, detail.default, decision.default_us)
         yield "default", f"{_in_order(detail, detail.default)}" + (f" ({time})" if time else "")
-    compared = f"{decision.forecast} forecast, {decision.compiled} compiled, {decision.measured} tried"
+    compared = f"{decision.forecast} forecast, {decision.compiled} compiled, {decision.tried} tried"
     yield "compared with", f"{decision.space_size} configs: {compared}, of which {decision.failed} failed"
     if verbose or decision.equivalents:
         yield "cannot be told apart", "; ".join(map(str, decision.equivalents)) or "no other config"

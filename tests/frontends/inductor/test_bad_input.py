@@ -161,7 +161,7 @@ def test_times_that_cannot_be_kept_are_one_warning(timed: Timed, monkeypatch: An
     def record(*_: Any, **__: Any) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(narrowing.SqliteStore, "record", record)
+    monkeypatch.setattr(narrowing.SqliteStore, "record_outcome", record)
     with pytest.warns(TuningWarning, match="disk full"):
         product()
     assert "disk full" in product_request.stood_aside()

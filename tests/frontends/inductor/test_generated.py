@@ -139,7 +139,7 @@ def test_inductor_looks_up_what_another_process_has_timed(
     Kernel(fn).time(generated.kernels)
     (stored,) = StoreFile(store).decisions(kernel=GENERATED)
     assert stored.decision.config.knobs == {"XBLOCK": 512, "num_warps": 4, "num_stages": 1}
-    assert stored.decision.measured == 3
+    assert stored.decision.tried == 3
     assert len(StoreFile(store).failures(limit=9)) == 1
     assert looked_up(fn) is None  # what a process was told, it is told again
     kernels = fresh(monkeypatch)
@@ -233,7 +233,7 @@ def test_a_stored_config_is_where_the_search_by_knobs_ends(
     assert not StoreFile(store).exists()  # it is not done yet
     found = generated.kept_or_stored(search)(kernel, kernel.launchers[0])
     (stored,) = StoreFile(store).decisions(kernel=GENERATED)
-    assert stored.decision.measured == 4
+    assert stored.decision.tried == 4
     assert stored.decision.config.knobs == {"XBLOCK": 512, "num_warps": 8, "num_stages": 1}
     fresh(monkeypatch)
     assert generated.kept_or_stored(search)(kernel, found) is found

@@ -206,7 +206,7 @@ def test_the_ranks_shared_decision_is_asked_for_however_warm_the_cache(
         job = surrogate.asked[0].job
         rank0 = JobStore(SqliteStore.in_memory(), JobChannel(lambda: published[0], rank=0, ranks=2), measures=False)
         other = next(c for c in job.space if c["BLOCK"] == 128)
-        rank0.publish_decision(job, a_decision(job, other, basis="forecast", budget="0", measured=0, failed=0))
+        rank0.publish_decision(job, a_decision(job, other, basis="forecast", budget="0", tried=0, failed=0))
         assert compiling(f)[0]["BLOCK"] == 128
 
 
@@ -682,7 +682,7 @@ def test_what_calls_have_taught_is_compiled_in_afterwards(
     with playing():
         assert compiling(f)[0]["BLOCK"] == 64
         ends = time.monotonic() + 120
-        while not any(decision.tried for decision in kernel.decisions.values()):
+        while not any(decision.is_measured for decision in kernel.decisions.values()):
             assert time.monotonic() < ends
             call(kernel, N)
             time.sleep(0.0002)

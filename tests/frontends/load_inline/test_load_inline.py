@@ -81,7 +81,7 @@ def test_the_faster_variant_is_found_used_and_right(toy: Toy) -> None:
     assert decision.config == toy.config("plain")
     assert decision.basis == "measured"
     assert decision.speedup > 2
-    assert (decision.forecast, decision.measured) == (3, 3)
+    assert (decision.forecast, decision.tried) == (3, 3)
 
 
 def test_a_second_process_decides_from_the_store_and_builds_nothing(toy: Toy, counting: Counting) -> None:
@@ -178,7 +178,7 @@ def test_modes_that_may_not_measure_do_not(
     module = load(toy, ["slow", "plain"])
     assert torch.equal(module.scaled(X, 2.0), 2 * X)
     assert counting.timed == 0
-    assert only_decision(module.scaled).measured == 0
+    assert only_decision(module.scaled).tried == 0
 
 
 @pytest.mark.parametrize("mode", ["first", "cached", "forecast"])
@@ -219,7 +219,7 @@ def test_the_environments_budget_overrides_the_codes(toy: Toy, monkeypatch: pyte
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "1")
     module = load(toy, ["slow", "plain", "slower"], budget=3)
     module.scaled(X, 2.0)
-    assert only_decision(module.scaled).measured == 1
+    assert only_decision(module.scaled).tried == 1
 
 
 def test_isolate_0_times_in_the_callers_process(toy: Toy, counting: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

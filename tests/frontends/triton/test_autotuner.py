@@ -110,7 +110,7 @@ def test_the_first_call_tunes_and_the_next_ones_only_launch() -> None:
         assert sum(on.launches.values()) == before + 3
     (decision,) = kernel.decisions.values()
     assert decision.basis == "measured"
-    assert decision.measured == 4
+    assert decision.tried == 4
     assert sorted(blocks_of(kernel)) == [64, 128, 256, 512]
     assert kernel.configs_timings[kernel.best_config] == pytest.approx([20.0] * 3)
 
@@ -160,7 +160,7 @@ def test_one_config_added_to_the_list_is_the_only_one_timed() -> None:
     with playing() as on:
         call(kernel)
         (decision,) = kernel.decisions.values()
-        assert decision.measured == 1
+        assert decision.tried == 1
         assert decision.compiled == 1
         assert kernel.best_config.kwargs == {"BLOCK": BEST}
         assert launched(on) == {(256, 4), (64, 4)}, "the first config beside it among the finalists"
@@ -175,7 +175,7 @@ def test_no_more_configs_are_compiled_and_timed_than_the_budget_allows(
     with playing() as on:
         call(kernel)
         (decision,) = kernel.decisions.values()
-        assert decision.measured == 5
+        assert decision.tried == 5
         assert decision.forecast == 16
         assert (64, 1) in launched(on), "the first config is always timed"
         assert len(launched(on)) == 5
@@ -535,7 +535,7 @@ def test_times_by_another_benchmark_do_not_count() -> None:
         call(kernel := tuned())
         assert kernel.best_config.kwargs == {"BLOCK": BEST}
         (decision,) = kernel.decisions.values()
-        assert decision.measured == 4
+        assert decision.tried == 4
 
 
 def test_what_graphs_take_is_kept_under_a_key_of_its_own() -> None:
@@ -957,7 +957,7 @@ def test_what_some_configs_lack_a_launcher_of_the_users_may_add() -> None:
         kernel = tuned(WithDefaults(split), configs=mixed)
         kernel[(1,)](torch.empty(4096), 10)
         (decision,) = kernel.decisions.values()
-        assert (decision.measured, decision.failed, len(on.launches)) == (3, 0, 3)
+        assert (decision.tried, decision.failed, len(on.launches)) == (3, 0, 3)
     assert kernel.best_config is mixed[1]
 
 
@@ -966,7 +966,7 @@ def test_options_of_a_backend_may_stand_in_some_configs_only() -> None:
         kernel = tuned(configs=[triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 64, "waves_per_eu": 2})])
         call(kernel)
         (decision,) = kernel.decisions.values()
-        assert (decision.measured, decision.failed) == (2, 0)
+        assert (decision.tried, decision.failed) == (2, 0)
         assert sum(on.launches.values()) > 1
 
 
@@ -1056,7 +1056,7 @@ def test_two_kernels_of_one_name_do_not_share_decisions() -> None:
         kernel = tuned(other())
         call(kernel)
         (decision,) = kernel.decisions.values()
-        assert decision.measured == 4
+        assert decision.tried == 4
         assert sum(on.launches.values()) > before + 4
 
 
@@ -1068,7 +1068,7 @@ def test_a_decision_made_under_another_triton_is_no_hit_but_informs(monkeypatch:
         kernel = tuned(configs=configs(warps=(1, 2, 4, 8)), budget=3)
         call(kernel)
         (decision,) = kernel.decisions.values()
-        assert decision.measured == 3
+        assert decision.tried == 3
         assert (BEST, 4) in launched(on), "what was best there is tried here"
 
 
@@ -1112,7 +1112,7 @@ def test_an_error_in_the_callers_grid_is_not_kept_against_the_configs() -> None:
         call(kernel)
         assert kernel.best_config.kwargs == {"BLOCK": BEST}
         (decision,) = kernel.decisions.values()
-        assert (decision.measured, decision.failed) == (4, 0)
+        assert (decision.tried, decision.failed) == (4, 0)
 
 
 def test_a_failing_default_leaves_no_reference_and_fails_alone(
@@ -1139,7 +1139,7 @@ def test_a_failing_default_leaves_no_reference_and_fails_alone(
         kernel[(1,)](torch.zeros(32), 32)
     assert kernel.configs_timings[kernel.best_config][0] == 2.0
     (decision,) = kernel.decisions.values()
-    assert (decision.measured, decision.failed) == (4, 1)
+    assert (decision.tried, decision.failed) == (4, 1)
     assert caplog.text.count("the default config does not run: nothing can be compared") == 1
 
 

@@ -61,7 +61,7 @@ def test_a_kernel_of_a_closure_is_tuned_in_a_child() -> None:
         assert on.launches.total() == 1, "nothing but the caller's own launch"
     assert kernel.best_config.kwargs == {"BLOCK": BEST}
     (decision,) = kernel.decisions.values()
-    assert (decision.basis, decision.measured, decision.failed) == ("measured", len(BLOCKS), 0)
+    assert (decision.basis, decision.tried, decision.failed) == ("measured", len(BLOCKS), 0)
 
 
 def test_the_environment_has_the_last_word_on_isolation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def test_what_an_older_version_decided_of_another_digest_is_a_prior(own_settings
         assert now.place.workload.program.name == older.place.workload.program.name
         assert now.place.workload.program.digest != older.place.workload.program.digest
         assert made.run != older.decision.run, "decided again"
-        assert made.measured == len(doubled.configs)
+        assert made.tried == len(doubled.configs)
         job = Job(
             workload=now.place.workload,
             space=Space([made.config]),

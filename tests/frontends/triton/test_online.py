@@ -88,7 +88,7 @@ def test_the_first_call_launches_one_config_and_later_ones_decide() -> None:
         ((_, decision),) = kernel.decisions.items()
         assert decision.config["BLOCK"] == BEST
         assert decision.basis == "measured"
-        assert decision.measured == len(BLOCKS)
+        assert decision.tried == len(BLOCKS)
         assert 0 < decision.explored_s <= 0.05 * on.clock_us * 1e-6 + 0.2
         before = on.launches.copy()
         call(kernel)
@@ -252,7 +252,7 @@ def test_a_call_that_raises_by_itself_leaves_its_candidate_in_the_race() -> None
                 call(kernel)
     ((_, decision),) = kernel.decisions.items()
     assert decision.config["BLOCK"] == BEST
-    assert decision.measured == len(BLOCKS)
+    assert decision.tried == len(BLOCKS)
 
 
 @pytest.mark.parametrize("threads", [2, 4])
@@ -527,7 +527,7 @@ def test_freezing_a_store_ends_exploring_until_it_is_undone(capsys: pytest.Captu
         assert cli.main(["freeze"]) == 0
         assert (Path(os.environ["FORECAST_AUTOTUNE_DIR"]) / "frozen").stat().st_mode & 0o777 == 0o600
         call_until_decided(kernel)  # ends with what is known
-        assert all(decision.measured < len(BLOCKS) for decision in kernel.decisions.values())
+        assert all(decision.tried < len(BLOCKS) for decision in kernel.decisions.values())
         call(kernel, 2000)
         assert not is_learning(kernel)
         assert cli.main(["freeze", "--undo"]) == 0

@@ -53,7 +53,7 @@ def test_an_undeclared_in_place_kernel_is_reported_and_computes_correctly() -> N
         launch(kernel, x)
     assert x.tolist() == [1.0] * 64
     (decision,) = kernel.decisions.values()
-    assert decision.measured == 2
+    assert decision.tried == 2
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -153,7 +153,7 @@ def test_configs_run_on_the_callers_tensors_where_writes_are_declared(
     launch(kernel, x)
     assert x.tolist() == [1.0] * 64
     (decision,) = kernel.decisions.values()
-    assert decision.measured == 2
+    assert decision.tried == 2
 
 
 def test_an_unexpected_exception_ends_one_config_and_warns_once() -> None:
@@ -167,7 +167,7 @@ def test_an_unexpected_exception_ends_one_config_and_warns_once() -> None:
     assert x.tolist() == [1.0] * 64
     assert len(warned) == 1
     (decision,) = kernel.decisions.values()
-    assert (decision.basis, decision.measured, decision.failed) == ("measured", 3, 2)
+    assert (decision.basis, decision.tried, decision.failed) == ("measured", 3, 2)
 
 
 def test_random_numbers_are_left_alone_where_nothing_of_the_users_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +247,6 @@ def test_nothing_is_timed_while_a_graph_is_captured_and_the_key_is_noted(
         monkeypatch.setattr(door, "is_capturing", lambda: False)
         call(kernel)
     (decision,) = kernel.decisions.values()
-    assert decision.measured == 4
+    assert decision.tried == 4
     main(["pending"])
     assert "no key is pending" in capsys.readouterr().err

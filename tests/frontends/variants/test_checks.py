@@ -96,7 +96,7 @@ for y in (torch.zeros(n), 2 * x):  # one that holds the answer already
     assert torch.equal(y, 2 * x)
     double.cache.clear()
     os.environ["FORECAST_AUTOTUNE_BUDGET"] = "all"
-print("done", [d.measured for d in double.decisions.values()])
+print("done", [d.tried for d in double.decisions.values()])
 """
 
 
@@ -195,7 +195,7 @@ def test_memory_is_not_mistaken_for_an_output_of_an_in_place_default() -> None:
     tuned(x)
     torch.testing.assert_close(x, expected)
     (decision,) = tuned.decisions.values()
-    assert decision.measured == 2
+    assert decision.tried == 2
 
 
 # What is compared beside values -------------------------------------------------------------------------------------

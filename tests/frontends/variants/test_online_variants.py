@@ -70,7 +70,7 @@ def test_triton_variants_are_compiled_in_the_background_and_decided_by_calls() -
     tuned, x = scaled(), torch.empty(4096)
     with playing() as on:
         decision = call_until_decided(tuned, lambda: tuned(x, N))
-        assert (decision.config["BLOCK"], decision.basis, decision.measured) == (BEST, "measured", 4)
+        assert (decision.config["BLOCK"], decision.basis, decision.tried) == (BEST, "measured", 4)
         assert on.compiles["scale"] <= 1  # the first call's own
 
 

@@ -108,7 +108,7 @@ def test_the_faster_variant_is_found_and_called_from_then_on(timed: list[Any], m
     assert torch.equal(double(X), 2 * X)
     assert chosen(double) == {"variant": "quick"}
     decision = only_decision(double)
-    assert (decision.basis, decision.measured, decision.failed) == ("measured", 2, 0)
+    assert (decision.basis, decision.tried, decision.failed) == ("measured", 2, 0)
     assert decision.speedup > 10
     known, slept = len(timed), list[float]()
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -123,7 +123,7 @@ def test_variants_that_are_wrong_are_failures_and_never_chosen() -> None:
     assert torch.equal(double(x), 2 * X)
     assert torch.equal(x, X), "what a variant spoils is put back"
     assert chosen(double) == {"variant": "quick"}
-    assert (only_decision(double).measured, only_decision(double).failed) == (6, 4)
+    assert (only_decision(double).tried, only_decision(double).failed) == (6, 4)
 
 
 def test_why_a_variant_failed_is_kept_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -590,14 +590,14 @@ def test_tuners_in_a_variant_are_decided_jointly_and_not_by_themselves(triton_ca
         scaled(x, 1000)
         assert chosen(scaled)["variant"] == "launch2"
         assert chosen(scaled)["scale.BLOCK"] == BEST
-        assert only_decision(scaled).space_size == only_decision(scaled).measured == 1 + len(BLOCKS)
+        assert only_decision(scaled).space_size == only_decision(scaled).tried == 1 + len(BLOCKS)
         assert (kernel.decisions, kernel.cache) == ({}, {})
         on.launches.clear()
         scaled(x, 1000)
         assert (launched(on), on.launches.total()) == ({(BEST, 4)}, 1)
         assert (kernel.decisions, kernel.cache) == ({}, {})
         kernel[(4,)](x, 1000, 2.0)
-        assert only_decision(kernel).measured == len(BLOCKS), "elsewhere it decides for itself"
+        assert only_decision(kernel).tried == len(BLOCKS), "elsewhere it decides for itself"
 
 
 def test_a_joint_decision_is_recalled_with_one_run_of_each_variant(triton_cache: None, timed: list[Any]) -> None:
@@ -749,7 +749,7 @@ def test_interpreted_kernels_are_compared_by_writes_and_return_values(interprete
     doubled = fa.variants([returning(0.0), returning(1.0)])
     assert torch.equal(doubled(x), 2 * x)
     decision = only_decision(doubled)
-    assert (decision.measured, decision.failed) == (4, 2)
+    assert (decision.tried, decision.failed) == (4, 2)
     assert chosen(doubled)["variant"] == "double"
     assert not kernel.decisions
 
@@ -925,7 +925,7 @@ def test_what_is_tried_is_seen_by_no_mode_and_no_hook_of_the_caller() -> None:
     saved_first = len(saved)
     with FlopCounterMode(display=False) as second, hooks:
         function(X, w)
-    assert only_decision(function).measured == 2
+    assert only_decision(function).tried == 2
     assert first.get_total_flops() == second.get_total_flops() > 0
     assert len(saved) == 2 * saved_first > 0
 
@@ -947,7 +947,7 @@ def test_the_first_step_of_a_checkpointed_block_is_tuned() -> None:
         w.grad = None
         checkpoint(block, X, use_reentrant=False).sum().backward()
         gradients.append(w.grad)
-    assert only_decision(function).measured == 2
+    assert only_decision(function).tried == 2
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
 
 
