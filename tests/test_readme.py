@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 from api import API, api_text
+from packaging.requirements import Requirement
 from terminal import shown_by
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +33,17 @@ def test_every_setting_is_in_the_table() -> None:
     table = PACKAGE_README.read_text()
     for name in Settings.__dataclass_fields__:
         assert f"| `{name.upper()}` |" in table
+
+
+def test_the_install_beside_another_triton_takes_every_other_dependency() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = {Requirement(text).name: Requirement(text).specifier for text in project["dependencies"]}
+    (line,) = (each for each in README.read_text().splitlines() if "--no-deps" in each)
+    named = shlex.split(line.partition("#")[0].partition("&& pip install")[2])
+    given = {Requirement(text).name: Requirement(text).specifier for text in named}
+    assert given.keys() == wanted.keys() - {"torch", "triton", "nvidia-ml-py"}
+    assert {name: given[name] for name in given if given[name]} == {name: wanted[name] for name in given if given[name]}
 
 
 def test_the_first_readme_has_at_most_200_lines() -> None:

@@ -1,9 +1,9 @@
 """All methods side by side on recorded spaces: `python -m calibration baselines TABLE [TRACE …]`.
 
-Every method measures the default config first, and a config that fails costs one measurement. Slowdown: time of the best
-config measured so far, or of the one that our tuning run decides on, over that of the best in the trace; where nothing may
-be measured, that of what would be run. Methods stand in `searches`; ours is the real `tune()`, a run for each budget.
-Budgets are counts or shares of the space.
+Every method measures the default config first, and a config that fails costs one measurement. Slowdown: the time of the best
+config measured so far, or of the one that our tuning run decides on, over that of the best in the trace. Where nothing may
+be measured, it is that of the config that would run. Methods stand in `searches`; ours is the real `tune()`, a run for each
+budget. Budgets are counts or shares of the space.
 
 suite        the recorded suite: with its kernel left out of all that was fitted, then knowing the kernel's other sizes
 large        cold, on the traces given; with --history also knowing those of the same kernel

@@ -2,10 +2,10 @@
 
 The same kind of model as the shipped one, on the same features, fitted on products alone, and with the library's function as
 one more config: nobody tells ahead how good that is. Its card says how well it does on shapes that were left out, in five
-rounds, each without a fifth of the pairs (n, k): by how much longer the choice takes than the best that was recorded, and
-than the best of Inductor's short list and the library, which is what max-autotune finds. And of how many products the
-library is so sure that no template is compiled. Products of fp8 have a model of their own: with one for all, choices are up
-to .2 % worse with budgets of 2 to 8, and 1.6 % with nothing timed.
+rounds, each without a fifth of the pairs (n, k). There are two figures: the choice's time over that of the best config
+recorded, and over that of the best of Inductor's short list and the library, which max-autotune would find. And of how many
+products the library is so sure that no template is compiled. Products of fp8 have a model of their own: with one for all,
+choices are up to .2 % worse with budgets of 2 to 8, and 1.6 % with nothing timed.
 """
 
 from __future__ import annotations

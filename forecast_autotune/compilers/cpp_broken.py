@@ -24,10 +24,14 @@ _BINDING = "main.cpp:"  # as torch names the file of cpp_sources
 class BrokenSources:
     """The builds of one recipe, watched for a failure that every variant would meet.
 
-    A failure is every variant's in two cases. It is in the binding, which is compiled without the knobs; or two variants,
-    of two sources where there are several, fail with the same error, of spelling or of a name that is nowhere declared,
-    which names no knob and no value of one, in sources of which no condition of the preprocessor depends on a knob. Never
-    once a variant was built, and never by an assertion: such a variant rules itself out.
+    A failure is every variant's in two cases:
+
+    * It is in the binding, which is compiled without the knobs.
+    * Two variants fail with the same error. It must be a syntax error or an undeclared name, must not mention a knob or
+      its value, and no `#if` of the sources may depend on a knob. Where there are several sources, the two variants must
+      use different ones.
+
+    Once a variant was built, no failure is. Nor is a failed assertion ever: such a variant rules itself out.
     """
 
     def __init__(self, recipe: Recipe) -> None:

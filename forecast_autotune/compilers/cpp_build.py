@@ -158,8 +158,8 @@ def _announce_loading(channel: Channel) -> None:
 def _drop_what_was_cut_off(slot: Path) -> None:
     """Remove what a build that was killed wrote to its slot, and note what is there before the next one.
 
-    ninja, killed while a compiler runs, has not noted for which command the object was made that comes of it: asked later
-    for the one that it noted last, it takes that object for it, though it be cut short or another variant's.
+    If ninja is killed while a compiler runs, its log still names the previous command. The next build would then reuse an
+    object that is cut short, or another variant's.
     """
     outputs = {path.name: path.stat() for path in slot.iterdir() if path.suffix in (".o", ".so", ".pyd")}
     there = {name: [status.st_mtime_ns, status.st_size, status.st_ino] for name, status in outputs.items()}

@@ -112,8 +112,10 @@ class Recipe:
         return any(isinstance(s, Mapping) for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources))
 
     def validate(self, space: Space) -> None:
-        """Raises:
-        InvalidInputError: a knob is no C identifier, names a source that is not there, or is a flag without its dash.
+        """Refuse a space that these sources cannot be built for.
+
+        Raises:
+            InvalidInputError: a knob is no C identifier, names a source that is not there, or is a flag without its dash.
         """
         alternatives = [s for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources) if isinstance(s, Mapping)]
         if alternatives and SOURCE_KNOB not in space.knobs:

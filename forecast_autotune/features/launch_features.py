@@ -209,7 +209,7 @@ class _Done:
 
 
 class _Counted:
-    """What the programs of a call do, counted once for all configs that differ in nothing which that depends on."""
+    """What the programs of a call do. Configs that agree in every knob that the kernel reads share one count."""
 
     def __init__(self, model: KernelModel, call: Call, hardware: Hardware | None) -> None:
         self.model, self.call, self.hardware = model, call, hardware

@@ -44,7 +44,7 @@ class CheckError(AutotuneError):
 class Ran:
     """What one run of a candidate showed, with outputs where they are to be compared.
 
-    Where writes were to be detected (see `Attempt.run`), `reads` names arguments that the kernel both reads and writes,
+    If writes were to be detected (see `Attempt.run`), `reads` names the arguments that the kernel both reads and writes, and
     `blank` holds the indices of those that can be blanked before a run.
     """
 

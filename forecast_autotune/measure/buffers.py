@@ -388,8 +388,8 @@ def reads_itself(
 ) -> Learned:
     """What two runs tell of a buffer.
 
-    `first` was left by a run that began with what the buffer held originally; what is there now by one that began with
-    `start`, or with `first` where that is None. What neither run has changed was not written to, and tells nothing.
+    `first` is what a run left that began with the buffer's original contents. What is there now was left by a run that began
+    with `start`, or with `first` if `start` is None. What neither run has changed was not written to, and tells nothing.
     `close` says how two flat tensors differ, or None.
     """
     reads, whole = False, True

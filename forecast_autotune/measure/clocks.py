@@ -1,4 +1,4 @@
-"""Clocks: the only code that times a candidate, whichever process it runs in."""
+"""Clocks: what times a candidate that is called for that, whichever process it runs in."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 TIMED_S = 0.1  # how long one measurement of a fast candidate times
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
 # On a device so many samples are enough, taken in no less time, where all but a few of the middle ones lie within `PRECISE`
-# of each other, once a config was timed in full and no neighbour seen. On the recorded suite that leaves out 70 % of the
-# samples of kernels over 200 us; of the configs near the best, medians then differ by 0.03 % from those of all samples, one
-# in a hundred by 0.7 %, and choices by 0.004 %.
+# of each other, once a config was timed in full and no neighbour seen. On the recorded suite that saves 70 % of the samples
+# of kernels over 200 us. For configs near the best, medians then differ by 0.03 % from those of all samples (by 0.7 % for
+# one in a hundred), and choices by 0.004 %.
 PRECISE_FROM, PRECISE_S, PRECISE = 10, 0.004, 0.01
 SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
 BATCH = 16  # launches handed to a device at once

@@ -359,16 +359,20 @@ def kind_without_copy(tensor: torch.Tensor) -> str | None:
 
 
 def refuse_what_has_no_copy(name: str, tensor: torch.Tensor) -> None:
-    """Raises:
-    UnportableError: a tensor cannot be copied.
+    """Refuse a tensor that cannot be copied.
+
+    Raises:
+        UnportableError: it cannot.
     """
     if kind := kind_without_copy(tensor):
         raise UnportableError(f"{name} is a tensor that is {kind}: configs are tried on copies, of dense tensors")
 
 
 def refuse_shortage(copied: Any, state: Any) -> None:
-    """Raises:
-    UnportableError: memory is short for copies of some tensors.
+    """Refuse copies of tensors for which memory is short.
+
+    Raises:
+        UnportableError: it is.
     """
     storages = {_key(t): t for t in copied}.values()
     needed: Counter[torch.device] = Counter()

@@ -12,8 +12,8 @@ from ..core.config import Config
 
 HOST_TIME_MARGIN = 1.15  # times what a launch takes the host: for so long the device is kept busy
 MOST_US = 500.0  # where that is more, the launch counts as a part of the call's time
-# This share of so many launches took the host no longer than a usual one: threads that work in Python hold up every third,
-# by up to 150 us (H100), and to keep a device busy for those costs more than to time another call.
+# The head start covers this share of the last so many launches. Threads that work in Python delay every third launch by up
+# to 150 us (H100); keeping the device busy for those costs more than timing another call.
 USUAL_SHARE, USUAL_LAUNCHES = 0.65, 16
 MOST_RECORD_US = 50.0  # that keeping a device busy takes the host; the first may load something, another be held up
 LEAST_LAUNCHES = 4  # launches of a config, from which on they tell what is usual for it

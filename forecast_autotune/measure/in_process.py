@@ -95,8 +95,8 @@ class InProcessAttempt:
     def _first_of_all(self, *, compared: bool) -> Outputs | None:
         """Run the first candidate and see what it writes, and which of the slots that it rebinds are state.
 
-        State are those that a second call rebinds again, or adds to in what the first has made for them; all are, where
-        results depend on what the first has put there.
+        A slot is state if a second call rebinds it again, or adds to what the first call made for it. Where results depend
+        on what the first call put there, all slots are state.
         """
         slots = self._arguments.slots
         if not slots:
@@ -233,8 +233,10 @@ class InProcessAttempt:
         return outputs
 
     def _outputs(self, returned: Any) -> Outputs:
-        """Raises:
-        OutputsError: they cannot be read, which is not the candidate's failure to run.
+        """What a call returned and wrote.
+
+        Raises:
+            OutputsError: they cannot be read, which is not the candidate's failure to run.
         """
         try:
             return outputs_of(returned, self._arguments)

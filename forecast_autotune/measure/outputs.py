@@ -36,8 +36,8 @@ NOTHING = {"kind": "NoneType", "value": "None"}
 class Outputs:
     """What a run returned and wrote, and the gradients it leads to.
 
-    `form` says in JSON how what was returned is nested, and of each tensor its strides and whose memory it lies in;
-    `tensors` are copies, first of those returned, then of the buffers, and of what stands in slots, named in `written`.
+    `form` says in JSON how the result is nested, and for each of its tensors the strides and whose memory it lies in.
+    `tensors` are copies: of the tensors returned, then of the buffers and of what stands in slots, which `written` names.
     """
 
     form: Any
@@ -64,7 +64,10 @@ def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
 
 
 def shared_memory(one: Any, another: Any, arguments: Buffers) -> list[torch.Tensor]:
-    """What another call returned in the memory of what one did, both held, beside that of arguments and of state."""
+    """Tensors that another call returned in storage that one call's results use too. Arguments and state do not count.
+
+    Both calls' results must be alive.
+    """
     tensors: list[torch.Tensor] = []  # all held: numbers become tensors, whose addresses would be given away
     _form(one, tensors, arguments, ())
     count = len(tensors)

@@ -300,10 +300,10 @@ Slot = tuple[_Holder, Hashable]
 class Slots:
     """The slots that candidates reach, with what they held.
 
-    State are those that hold tensors, where each call rebinds them or what a call produces depends on them, and numbers
-    beside them that each call changes, such as a position. So are caches that the first call makes and later ones add to.
-    State is put back before every run. All others stay as candidates leave them: tables that the first call makes, flags
-    that say that it did, files and handles.
+    A slot is state if it holds a tensor, and every call rebinds it or results depend on it. Numbers beside such a slot
+    that every call changes, such as a position, are state too, and so are caches that the first call makes and later ones
+    add to. State is put back before every run. All else stays as candidates leave it: tables that the first call makes,
+    flags that say that it did, files and handles.
 
     Args:
         look_below: the tensors that a value holds and that were not reached before.

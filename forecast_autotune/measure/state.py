@@ -40,9 +40,13 @@ _STORES_CELLS = frozenset(dis.opmap[name] for name in ("STORE_DEREF", "DELETE_DE
 def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
     """Dense tensors that some callables and objects hold, by where each was met, with those in their `.grad`.
 
-    Followed are closures, the globals that a function names, with their attributes that it names where they are modules or
-    classes of the program's, bound objects, containers, and attributes of modules and of objects whose classes are the
-    program's own. What is reached by name at run time only is not seen.
+    These are followed:
+
+    * closures, bound objects and containers;
+    * globals that a function names. Of modules and classes of the program's own, also the attributes that it names;
+    * attributes of `torch.nn.Module`s, and of objects whose classes are the program's own.
+
+    What is reached by name at run time only is not seen.
     """
     import torch
 

@@ -74,9 +74,8 @@ _WATCH_S = 0.02
 class Box:
     """What a boxed worker may reach and take.
 
-    `folder` may be written to. `readable` is added to the system's compilers and libraries. With `devices`, those of
-    NVIDIA's driver. `may_start` lets it start programs of the system, as a build does; without, it starts no process
-    at all.
+    `folder` may be written to. `readable` is added to the system's compilers and libraries; with `gpu`, so are NVIDIA's
+    devices. `may_start` lets it start programs of the system, as a build does; without, it starts no process at all.
     """
 
     folder: str
@@ -289,9 +288,9 @@ def _gpu_devices() -> list[str]:
 def _bound_processes(folder: str, *, own_proc: bool) -> None:
     """Bound how many processes this one can come to, keep it from others', and make sure that all end with it.
 
-    In a process-id namespace where one may be had: it holds so many ids and no more (Linux 6.14); its first process is
-    killed from outside when there are too many, and takes every other with it, however fast they fork; nothing in it can
-    name a process outside. Elsewhere by the user's limit of processes, which root ignores: root becomes another user.
+    Uses a process-id namespace where one can be had. It holds so many ids and no more (Linux 6.14). When there are too many,
+    its first process is killed from outside and takes all others with it, however fast they fork. Nothing in it can name a
+    process outside. Elsewhere by the user's limit of processes, which root ignores: root becomes another user.
 
     Args:
         own_proc: in a namespace, /proc shows that one's processes: libraries look there for threads by their number in it.

@@ -1,10 +1,10 @@
 """The caller's side of trying a candidate: it draws the inputs, reads the clock, and looks at what timed launches wrote.
 
-Nothing that the worker says is believed but that it is done. While inputs are drawn the worker is stopped, so that
-nothing can be computed ahead; when it says that it is done it is stopped again, so that nothing can be computed
-after. Every launch has inputs that were never seen before, outputs of its own that hold NaN before, and guard zones
-around them. Where inputs require gradients, a launch is the forward and the backward pass: it is given the gradients of
-its outputs, which are drawn like inputs, and those of its inputs are looked at like outputs.
+Nothing that the worker says is believed but that it is done. While inputs are drawn the worker is stopped, so that nothing
+can be computed ahead; when it says that it is done it is stopped again, so that nothing can be computed after. Every launch
+has inputs that were never seen before, outputs of its own that hold NaN before, and guard zones around them. Where inputs
+require gradients, a launch is the forward and the backward pass. The gradients of its outputs are drawn like inputs, and the
+gradients of its inputs are checked like outputs.
 """
 
 from __future__ import annotations

@@ -266,8 +266,9 @@ class Examiner:
             raise
 
     def _ask_further(self, candidate: Loadable) -> None:
-        """Check a candidate in a few new workers where it was not checked yet, for at each place it is compiled anew; and
-        what rules made at the sizes again, for others may have used the worker that it was checked in."""
+        """Check a candidate in a few new workers at the corners and shifted addresses where it was not checked yet: there it
+        is compiled anew. Candidates made by rules are checked at the sizes again, since others may have used the worker that
+        they were checked in."""
 
         def ask(asked: Sequence[Question], ahead: Path | None) -> None:
             with contextlib.closing(self._start_worker(candidate, self._warm)) as started:

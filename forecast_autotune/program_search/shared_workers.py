@@ -1,8 +1,8 @@
 """Workers that try one candidate after another: of those in Python that rules made of what a person wrote.
 
-To start a device in a new process takes longer than to try a candidate: an H100's driver starts one process after the
-other, in 0.2 to 0.4 s. What a model wrote has a process to itself, for it may leave behind what it likes; and so has what is
-compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in,
+To start a device in a new process takes longer than to try a candidate: an H100's driver starts one process after the other,
+in 0.2 to 0.4 s. A candidate that a model wrote has a process to itself, since it may leave anything behind. So has one that
+is compiled to host code, which may write anywhere in its process. A candidate that fails ends the worker that it was in,
 unless it merely raised and the device still answers.
 """
 

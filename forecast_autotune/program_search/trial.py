@@ -29,9 +29,9 @@ SPIN_CYCLES = 300_000  # 0.15 ms on an H200: more than a launch from Python take
 def serve_candidate(channel: Channel, request: Message) -> None:
     """Close the box, load a candidate when told so, and call it. Runs in a worker.
 
-    Messages: `load` loads it; `stage` lays out the sets of arguments that lie in the file handed over first; `run`
-    calls it on so many of them and waits for the device; `collect` brings what it wrote back to the file; `unload` lets go
-    of it, before another is loaded.
+    Messages: `load` loads it. `stage` lays out the sets of arguments that lie in the file handed over first. `run` calls it
+    on so many of them, and waits for the device. `collect` copies what it wrote back to the file. `unload` lets go of it,
+    before another is loaded.
     """
     box = Box.from_json(request["box"])
     import torch
@@ -125,8 +125,8 @@ class UnfitError(Exception):
 class _Set:
     """The arguments of one call: over the shared file itself on the CPU, copies of it on another device.
 
-    Of a call that is differentiated also where what it returns goes, the gradients of that, and where those of its inputs
-    go.
+    For a call with a backward pass, also buffers for its outputs and for the gradients of its inputs, and the gradients of
+    its outputs.
     """
 
     def __init__(self, memory: mmap.mmap, values: Sequence[Message], device: Any) -> None:

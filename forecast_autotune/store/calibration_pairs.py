@@ -32,9 +32,9 @@ Pair = tuple[Forecast, float]
 def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain) -> list[Pair]:
     """Newest forecasts on this kind of hardware, each with the log2 speed-up measured then, minus infinity if it failed.
 
-    A forecast counts if it is the first ever made for its config there: a later one has seen the answer. Left out are the
-    default, whose speed-up is 1 by definition; what failed for no fault of its own; and what ran where the default has no
-    time, for then nothing says what the forecast related to.
+    A forecast counts if it is the first ever made for its config there: a later one has seen the answer. These are left out:
+    the default, whose speed-up is 1 by definition; configs that failed for no fault of their own; and configs of runs in
+    which the default has no time, since the forecast relates to it.
     """
     hardware = [number for number, known in _kinds(connection, complain) if known == kind]
     # CROSS JOIN keeps SQLite from beginning with the forecasts: the newest outcomes are found by walking back.

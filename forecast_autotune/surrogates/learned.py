@@ -134,8 +134,8 @@ class _Session(OutcomeSession):
         sources = []
         for weight, recording in transfer.most_alike(job, recordings):
             by_model = self._at(recording)
-            # Whether a launch is refused, and so not described, depends on the sizes: of configs refused at one size and
-            # described at another, none of 790 failed at that one, and on 5 of the suite's 15 kernels one was the best.
+            # Whether a launch is refused, and so not described, depends on the sizes. Of 790 configs refused at one size and
+            # described at another, none failed at the other, and on 5 of the suite's 15 kernels one of them was the best.
             refused = np.zeros(len(job.space), dtype=bool)
             if by_model is not None:
                 launches = recording.static_features

@@ -61,8 +61,8 @@ class Factor:
 class Width:
     """How wide forecasts are, as leaving kernels out has shown: sigma in octaves as a product of powers.
 
-    A space whose configs are expected to be far apart is one where much can be wrong, and so is a config that trees disagree
-    about or that is far from the middle of its space.
+    Forecasts are less certain in a space whose configs are expected to differ much, for a config that trees disagree about,
+    and for one far from the middle of its space.
 
     Attributes:
         constant: log of sigma where all below is 1.

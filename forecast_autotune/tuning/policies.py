@@ -40,9 +40,10 @@ FEW_VALUES = 3  # of a knob, for picks among the first ten that force it
 # 243 spaces of 81 recorded kernels, by models that have not seen them, with 16 workers and 8 configs, choices are then 2.1 %
 # off the best instead of 2.4, and 5 % of them over 10 % off instead of 6; with 16 configs at worst 16 % off instead of 29.
 OUTSIDE_EVERY_BLIND, FEW_VALUES_BLIND = 2, 4
-# From so many outcomes on, some picks follow forecasts that the outcomes of similar configs have not bent: one of so many
-# those made before anything was measured, or, where all recordings are of other hardware, one of so many what these say. On
-# four GPUs, the other three known, 50 tries ended at 1.017 instead of 1.054; recordings of the same GPU gained nothing so.
+# From so many outcomes on, some picks follow forecasts that outcomes of similar configs have not changed. One in so many
+# follows those made before anything was measured; where all recordings are of other hardware, one in so many follows the
+# recordings. On four GPUs, the other three known, 50 tries ended at 1.017 instead of 1.054; recordings of the same GPU
+# gained nothing so.
 UNBENT_FROM = 10
 INITIAL_EVERY, OTHER_HARDWARE_EVERY = 4, 2
 NEAR = 1.0  # configs of one batch closer than this, in deviations of their knobs, teach each other's outcome

@@ -32,7 +32,10 @@ class Launches:
     Attributes:
         keys: by kernel (its file and name), the keys of its calls.
         configs: by kernel, how many configs it chooses among; 1 where it has no tuner.
-        calls: by kernel, the arguments and the grid of its first call for each key.
+        tuning: the tuners that are at work now, the innermost last, each with the key of its call.
+        jits: by kernel, its function.
+        failures: by kernel, the error with which its first call did not compile.
+        compile: compiles a kernel for its first call; None to compile nothing.
     """
 
     keys: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))

@@ -1,7 +1,7 @@
 """Inductor's candidates timed by our clock, whose times are the device's alone.
 
-Inductor makes launch after launch. Where the host is slower at that than the device, as while compilers work beside it, what
-it tells is the host's time: of the library, up to 4 times what it takes (H200, torch 2.11: 38.9 us for 9.1).
+Inductor makes launch after launch. Where the host takes longer to launch than the device to run, as while compilers work
+beside it, it reports the host's time: up to 4 times the device's for the library (H200, torch 2.11: 38.9 us for 9.1).
 
 Before it fuses it times once more: the template with the epilogue in it, against the library and the epilogue on its own.
 All are timed alike, for a template on warm caches looks quick beside a library on cold ones (H200, a product before a GELU:
@@ -148,9 +148,9 @@ def generated_by_our_clock(
 
     Inductor has what a kernel changes copied before each launch, or brought back from the host after it, and counts that:
     1.9 ms for a GELU in place of 74 us, 973 us for a kernel of 56 (H100, torch 2.11). Here each config has one copy, and
-    what lies on the host is brought back once. Timed as ever are kernels whose changes may decide what they do: those that
-    users wrote, and those that change whole numbers, which may be places, beyond the memory's end after some repeats. And
-    whatever our clock does not come to an end with, for want of memory say.
+    what lies on the host is brought back once. Inductor goes on timing kernels that users wrote, and kernels that change
+    tensors of integers: an integer may be an index, which repeated runs could push out of bounds. And whatever our clock
+    does not come to an end with, for want of memory say.
 
     Args:
         bench: takes a launcher and its arguments; returns milliseconds.

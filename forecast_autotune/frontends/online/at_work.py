@@ -13,7 +13,7 @@ from collections.abc import Iterator
 class AtWork:
     """Held by the one thread of all that learn which works now; the others wait for compilers, for calls, or for it.
 
-    Of those that wait for it the one that began first is next, so that first keys are decided while later ones still wait.
+    Threads that wait go in the order in which they began, so that early keys are decided first.
     It alone is woken: a thread that wakes beside a program that is busy in Python waits up to 5 ms for the interpreter.
     After work there is a pause, in which none works, so that all together take no more than a `share` of one core's time:
     Python code of the program waits for its interpreter meanwhile.

@@ -99,7 +99,7 @@ class WithoutData(torch.Tensor):  # type: ignore[misc]
     """A tensor without data, that no kernel is launched on: its address would be that of the first byte there is."""
 
     def data_ptr(self) -> int:
-        """Raises RuntimeError."""
+        """There is none: raises RuntimeError."""
         raise RuntimeError("this tensor has no data")
 
 
