@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .core.config import Config as Config
+    from .core.decision import Decision as Decision
+    from .core.forecast import Abstention as Abstention
+    from .core.forecast import Forecast as Forecast
     from .core.space import Space as Space
     from .core.workload import Work as Work
     from .decorator import autotune as autotune
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
     from .frontends.variants.tuned_variants import variants as variants
     from .program_search.run import search as search
     from .program_search.task import SearchTask as SearchTask
+    from .protocols import Surrogate as Surrogate
+    from .store.explanation.explanation import Explanation as Explanation
+    from .surrogates.base import BaseSurrogate as BaseSurrogate
+    from .surrogates.base import StatelessSurrogate as StatelessSurrogate
 
     __version__: str
 
@@ -58,6 +65,13 @@ _HOMES = {
     "Config": "core.config",
     "Space": "core.space",
     "Work": "core.workload",
+    "Decision": "core.decision",
+    "Explanation": "store.explanation.explanation",
+    "Forecast": "core.forecast",
+    "Abstention": "core.forecast",
+    "Surrogate": "protocols",
+    "BaseSurrogate": "surrogates.base",
+    "StatelessSurrogate": "surrogates.base",
     "AutotuneError": "errors",
     "BuildError": "errors",
     "CacheMissError": "errors",

@@ -850,7 +850,7 @@ FORECASTS = st.one_of(
 COUNTS = st.integers(0, 10**9)
 DECISIONS = st.builds(
     Decision, config=KNOBS, basis=st.sampled_from(BASES), reason=TEXT, equivalents=st.lists(KNOBS, max_size=2).map(tuple),
-    space_digest=TEXT, space_size=COUNTS, budget=TEXT, forecast=COUNTS, compiled=COUNTS, measured=COUNTS, failed=COUNTS,
+    space_digest=TEXT, space_size=COUNTS, budget=TEXT, forecast=COUNTS, compiled=COUNTS, tried=COUNTS, failed=COUNTS,
     spent_s=SECONDS, config_us=st.none() | TIMES, default_us=st.none() | TIMES, run=TEXT, decided_at=SECONDS, model=TEXT,
 )  # fmt: skip
 

@@ -53,6 +53,7 @@ def _signature(function: object) -> str:
         return ""
     kept = [p.replace(annotation=p.empty) for p in signature.parameters.values() if p.name not in ("self", "cls")]
     text = str(signature.replace(parameters=kept, return_annotation=signature.empty)).replace("'", '"')
+    text = re.sub(r"<function (\w+) at \w+>", r"\1", text)
     if len(text) <= 100:
         return text
     parts = re.split(r", (?=\*|\w+(?:=|,|$|\)))", text[1:-1])
