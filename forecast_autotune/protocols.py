@@ -17,7 +17,7 @@ from .core.timing_limits import IN_FULL, TimingLimits
 
 
 def without_limit(_waited_s: float) -> float:
-    """For ever, in seconds: the patience of who waits until all is done."""
+    """For ever, in seconds: what is returned by who waits until all is done."""
     return math.inf
 
 
@@ -37,7 +37,7 @@ class Compiler(Protocol):
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[float], float] = without_limit,
+        on_wait: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Build each config, yielding each as it is done, in any order.
 
@@ -47,9 +47,10 @@ class Compiler(Protocol):
 
         Args:
             workers: how many may be under way; as many as it builds side by side if not given.
-            patience_s: takes the seconds for which all that is under way has been built, 0 while some of it waits for a
-                worker or a core, and tells how many more to wait for. Asked again as long as nothing is done; at 0 the
-                iterator ends, and what is under way is abandoned.
+            on_wait: called in this thread, with no lock held, as often as nothing is done. It may use the wait, as to
+                time what is built. It takes the seconds for which all that is under way has been built, 0 while some of
+                it waits for a worker or a core, and returns for how many to wait before the next call. At 0 the iterator
+                ends, and what is under way is abandoned.
         Raises:
             NoWorkingConfigError: no config can build, whatever its knobs.
         """

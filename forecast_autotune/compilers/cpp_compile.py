@@ -128,7 +128,7 @@ class CppCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[float], float] = without_limit,
+        on_wait: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Build each config, yielding each as it is done. See `Compiler.compile`.
 
@@ -171,7 +171,7 @@ class CppCompiler:
                         pool.submit(work, config)
                         building, begun = building + 1, begun + 1
                     if not ready and building:
-                        limit_s = patience_s(waited_s()) if done.empty() else 0.0
+                        limit_s = on_wait(waited_s()) if done.empty() else 0.0
                         try:
                             config, built = done.get(timeout=None if limit_s == math.inf else limit_s)
                         except queue.Empty:

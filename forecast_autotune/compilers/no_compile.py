@@ -22,7 +22,7 @@ class NoCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,  # noqa: ARG002  # nothing is ever under way
-        patience_s: Callable[[float], float] = without_limit,  # noqa: ARG002
+        on_wait: Callable[[float], float] = without_limit,  # noqa: ARG002
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Yield every config at once, with evidence that says nothing."""
         for config in configs:

@@ -116,7 +116,7 @@ class SourceCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[float], float] = without_limit,
+        on_wait: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Result], None, None]:
         """Compile each config, yielding each as it is done. See `Compiler.compile`.
 
@@ -144,7 +144,7 @@ class SourceCompiler:
                         made, future = begun
                         by_hash[made.hash] = future
                         compiling.setdefault(future, []).append((config, made, seconds))
-                if not results.ready and self._collect(compiling, results, patience_s) and not results.ready:
+                if not results.ready and self._collect(compiling, results, on_wait) and not results.ready:
                     continue  # others may be begun in the place of what is held back
                 if not results.ready:
                     results.give_up()
@@ -158,12 +158,12 @@ class SourceCompiler:
         self,
         compiling: dict[Compiling, list[tuple[Config, Source, float]]],
         results: _Results,
-        patience_s: Callable[[float], float],
+        on_wait: Callable[[float], float],
     ) -> bool:
         """Wait until something is compiled, as long as the caller's patience lasts; whether anything was."""
         ended = [each for each in compiling if each.done()]
         while compiling and not ended:
-            limit_s = patience_s(_waited_s(compiling, self.pool.clock()))
+            limit_s = on_wait(_waited_s(compiling, self.pool.clock()))
             wait(compiling, None if limit_s == math.inf else limit_s, FIRST_COMPLETED)
             ended = [each for each in compiling if each.done()]
             if not limit_s:
@@ -173,7 +173,7 @@ class SourceCompiler:
                 result = self._result(made, future, here_s)
                 results.add(config, result, any_built=self._any_built)
                 if isinstance(result, Evidence):
-                    launcher_builds.finish(made, patience_s(0.0))
+                    launcher_builds.finish(made, on_wait(0.0))
         return bool(ended)
 
     def _begin(self, config: Config, by_hash: Mapping[str, Compiling]) -> Result | tuple[Source, Compiling]:

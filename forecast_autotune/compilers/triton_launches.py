@@ -181,7 +181,7 @@ class LaunchesCompiler:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[float], float] = without_limit,
+        on_wait: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Compile what each config launches, yielding each as all of it is done. See `SourceCompiler.compile`."""
         whose: dict[Config, Config] = {}
@@ -197,7 +197,7 @@ class LaunchesCompiler:
                     self._parts[part], whose[part] = launched, config
                     yield part
 
-        with closing(self._compiler.compile(parts(), workers=workers, patience_s=patience_s)) as compiling:
+        with closing(self._compiler.compile(parts(), workers=workers, on_wait=on_wait)) as compiling:
             for part, result in compiling:
                 config = whose[part]
                 results[config].append(result)

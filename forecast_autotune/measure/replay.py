@@ -52,7 +52,7 @@ class Replay:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[float], float] = without_limit,
+        on_wait: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """Yield what the recording says of each config's compilation, when it would have ended. See `Compiler.compile`."""
         most, waiting = workers or self.workers, iter(configs)
@@ -66,7 +66,7 @@ class Replay:
                 return
             last_s = max(began for _, _, began, _, _ in under_way)
             while (wait_s := max(0.0, under_way[0][0] - self.charged_s)) > 0 and wait_s > (
-                limit_s := patience_s(self.charged_s - last_s)
+                limit_s := on_wait(self.charged_s - last_s)
             ):
                 if self.charged_s + limit_s == self.charged_s:  # too little for the clock to tell
                     return

@@ -65,8 +65,8 @@ class Trials:
         """
         state = self._state
         state.report("building")
-        patience = partial(self._patience_s, meanwhile)
-        building = self.compiler.compile(self._begun(choices), workers=self.workers, patience_s=patience)
+        on_wait = partial(self._on_wait, meanwhile)
+        building = self.compiler.compile(self._begun(choices), workers=self.workers, on_wait=on_wait)
         with contextlib.closing(building):
             # Whatever is decided, the default may be what is launched: its build is waited for.
             while state.space.default in state.under_way or not self._ending.reached():
@@ -150,8 +150,13 @@ class Trials:
         else:
             self._state.evidence[config] = result
 
-    def _patience_s(self, meanwhile: Callable[[float], bool], waited_s: float) -> float:
-        """How much longer to wait for what has all been built for so many seconds; waits are made use of."""
+    def _on_wait(self, meanwhile: Callable[[float], bool], waited_s: float) -> float:
+        """Use a wait: prepare the measurer, and time finalists while the last configs build.
+
+        Args:
+            waited_s: for how long all that is under way has been built.
+        Returns: for how many seconds to wait before this is called again; 0 leaves behind what is not built.
+        """
         state = self._state
         if not self._is_prepared:
             self._is_prepared = True

@@ -134,7 +134,7 @@ def test_a_build_stands_still_while_something_is_timed_and_goes_on_after(toy: To
     config = Config({"MODE": "plain", "NUMBER": time.time_ns()})
     with compiler.paused():
         until = time.monotonic() + 1.0
-        began = list(compiler.compile([config], patience_s=lambda _waited_s: max(0.0, until - time.monotonic())))
+        began = list(compiler.compile([config], on_wait=lambda _waited_s: max(0.0, until - time.monotonic())))
         assert not began, "nothing is begun either"
         assert not compiler.is_built(config)
     assert isinstance(dict(compiler.compile([config]))[config], Evidence)

@@ -410,7 +410,7 @@ def test_what_is_abandoned_is_killed_with_the_tools_it_started(tmp_path: Path, m
             time.sleep(0.05)
         return max(0.0, 0.1 - waited_s)
 
-    compiling = compiler(scale, (half(900), 900)).compile([Config({"BLOCK": 64})], patience_s=has_begun)
+    compiling = compiler(scale, (half(900), 900)).compile([Config({"BLOCK": 64})], on_wait=has_begun)
     assert next(compiling, None) is None
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 60
@@ -433,7 +433,7 @@ def test_what_waits_for_a_worker_tries_nobodys_patience(tmp_path: Path, monkeypa
 
     configs = [Config({"BLOCK": 64}), Config({"BLOCK": 128})]
     try:
-        done = dict(compiler(scale, (half(900), 900), pool=pool).compile(configs, workers=2, patience_s=half_a_second))
+        done = dict(compiler(scale, (half(900), 900), pool=pool).compile(configs, workers=2, on_wait=half_a_second))
     finally:
         pool.close()
     assert list(done) == configs[:1], (
@@ -621,12 +621,12 @@ def test_a_server_is_not_ended_while_a_worker_is_being_started(
 def test_what_is_built_is_handed_over_before_anyone_is_asked_how_long_to_wait(own_cache: Path) -> None:
     pool, asked = triton_pool.WorkerPool(2), list[float]()
 
-    def patience_s(waited_s: float) -> float:
+    def on_wait(waited_s: float) -> float:
         asked.append(waited_s)
         return 60.0
 
     compiling = compiler(scale, (half(320), 320), pool=pool).compile(
-        [Config({"BLOCK": b}) for b in (64, 128)], workers=2, patience_s=patience_s
+        [Config({"BLOCK": b}) for b in (64, 128)], workers=2, on_wait=on_wait
     )
     next(compiling)
     while pool._idle < len(pool._threads):

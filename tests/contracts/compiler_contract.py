@@ -71,7 +71,7 @@ class CompilerContract(ABC):
 
     def test_who_has_no_patience_gets_no_more_and_may_ask_again(self) -> None:
         compiler = self.make_compiler()
-        assert dict(compiler.compile(self.good(), patience_s=lambda _waited_s: 0.0)).keys() <= set(self.good())
+        assert dict(compiler.compile(self.good(), on_wait=lambda _waited_s: 0.0)).keys() <= set(self.good())
         assert dict(compiler.compile(self.good())).keys() == set(self.good())
 
     def test_nothing_to_build_is_no_work(self) -> None:

@@ -67,7 +67,7 @@ class Builds:
         self._outcomes = recorded.recording.outcomes
 
     def compile(
-        self, configs: Iterable[Config], *, workers: int | None = None, patience_s: Any = without_limit
+        self, configs: Iterable[Config], *, workers: int | None = None, on_wait: Any = without_limit
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         waiting: deque[Config] = deque()
         chosen = iter(configs)

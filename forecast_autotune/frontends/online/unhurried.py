@@ -80,16 +80,16 @@ class InBackground:
         configs: Iterable[Config],
         *,
         workers: int | None = None,
-        patience_s: Callable[[float], float] = without_limit,
+        on_wait: Callable[[float], float] = without_limit,
     ) -> Generator[tuple[Config, Evidence | Failure], None, None]:
         """See `Compiler.compile`."""
 
-        def patience(waited_s: float) -> float:
-            seconds = patience_s(waited_s)
+        def waiting(waited_s: float) -> float:
+            seconds = on_wait(waited_s)
             at_work.leave()
             return seconds
 
-        building = self._compiler.compile(configs, workers=workers, patience_s=patience)
+        building = self._compiler.compile(configs, workers=workers, on_wait=waiting)
         with contextlib.closing(building):
             while True:
                 try:
