@@ -21,7 +21,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Failure, Measurement, Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.workload import Program, Workload
-from forecast_autotune.measure.clocks import DIGITS
+from forecast_autotune.measure.sampling import DIGITS
 from forecast_autotune.store.database import open_file, transaction
 from forecast_autotune.store.decisions import keep_decision
 from forecast_autotune.store.outcomes import keep_outcome

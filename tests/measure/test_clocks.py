@@ -13,21 +13,16 @@ import pytest
 
 from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.core.timing_limits import TimingLimits
-from forecast_autotune.measure import clocks
-from forecast_autotune.measure.clocks import (
-    BATCH,
-    MAX_SAMPLES,
-    MIN_SAMPLES,
-    MOST_BURSTS,
-    PRECISE_FROM,
-    Clock,
-    CpuClock,
-    EventClock,
-    Launch,
-    _rounded,
-)
+from forecast_autotune.measure import clocks, gpu, sampling
+from forecast_autotune.measure.clocks import Clock, CpuClock, EventClock, Launch
+from forecast_autotune.measure.sampling import BATCH, MAX_SAMPLES, MIN_SAMPLES, MOST_BURSTS, PRECISE_FROM, _rounded
 from forecast_autotune.processes.file_lock import file_lock
 from forecast_autotune.tuning.trials import TURN_SHARE
+
+
+def set_time(monkeypatch: pytest.MonkeyPatch, now: SimpleNamespace) -> None:
+    for module in (clocks, sampling):
+        monkeypatch.setattr(module, "time", now)
 
 
 def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
@@ -37,16 +32,16 @@ def test_a_sample_has_no_digits_that_no_clock_tells() -> None:
 
 @pytest.mark.parametrize(("share", "samples"), [(1.0, MAX_SAMPLES), (0.4, 20), (0.01, MIN_SAMPLES)])
 def test_a_share_of_the_usual_samples_is_taken(share: float, samples: int) -> None:
-    timed, _ = clocks.collect(lambda count: [100.0] * count, 60.0, TimingLimits(share=share))
+    timed, _ = sampling.collect(lambda count: [100.0] * count, 60.0, TimingLimits(share=share))
     assert len(timed) == samples
 
 
 def test_a_turn_of_a_finalist_still_shows_a_neighbours_work() -> None:
     times = itertools.cycle([100.0, 110.0, 110.0])
     limits = TimingLimits(share=TURN_SHARE)
-    _, disturbance = clocks.collect(lambda count: [next(times) for _ in range(count)], 60.0, limits)
+    _, disturbance = sampling.collect(lambda count: [next(times) for _ in range(count)], 60.0, limits)
     assert disturbance > 0.0
-    assert round(MAX_SAMPLES * TURN_SHARE) >= clocks.BIMODAL_FROM
+    assert round(MAX_SAMPLES * TURN_SHARE) >= sampling.BIMODAL_FROM
 
 
 def test_what_takes_no_time_at_all_takes_some() -> None:
@@ -126,7 +121,7 @@ class Queue:
         return EventClock(self.interface, flush=lambda: self.run(self.flush_us), spin=self.spin, overhead=overhead)
 
     def measure(self, monkeypatch: pytest.MonkeyPatch, share: float = 1.0) -> Measurement:
-        monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: self.now_us / 1e6))
+        set_time(monkeypatch, SimpleNamespace(perf_counter=lambda: self.now_us / 1e6))
         clock = self.clock(lambda: self.run(2.0))
         return clock.measure(Launch(call=self.launch), first_us=math.nan, limits=TimingLimits(share=share))
 
@@ -165,7 +160,7 @@ def test_a_stumble_of_the_host_at_the_first_sample_does_not_end_a_configs_timing
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue = Queue(itertools.repeat(100.0), host_us=50.0, flush_us=5.0)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
+    set_time(monkeypatch, SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
     clock = queue.clock(lambda: queue.run(2.0))
     clock.prepare()
 
@@ -180,7 +175,7 @@ def test_a_stumble_of_the_host_at_the_first_sample_does_not_end_a_configs_timing
 
 def test_what_waits_for_the_device_itself_needs_no_longer_head_start_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(itertools.repeat(40.0), host_us=30.0, flush_us=5.0)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
+    set_time(monkeypatch, SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
     clock = queue.clock(lambda: queue.run(2.0))
 
     def waiting() -> None:
@@ -194,7 +189,7 @@ def test_what_waits_for_the_device_itself_needs_no_longer_head_start_each_time(m
 
 def test_what_was_prepared_is_not_waited_for_by_the_first_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(itertools.repeat(100.0), host_us=20.0, flush_us=5.0)
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
+    set_time(monkeypatch, SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
     learning: list[int] = []
     clock = queue.clock(lambda: learning.append(queue.launches))
     clock.prepare()
@@ -256,7 +251,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Measurement, i
         now = SimpleNamespace(
             perf_counter=lambda: machine.now_us / 1e6, perf_counter_ns=lambda: round(machine.now_us * 1e3)
         )
-        monkeypatch.setattr(clocks, "time", now)
+        set_time(monkeypatch, now)
         clock = machine.clock(kind, **arguments)
         if before is not None:
             machine.times_us = before
@@ -309,7 +304,7 @@ def test_where_a_neighbour_stays_the_measurement_is_that_much_less_sure(timed: A
 @both_clocks
 def test_a_long_config_among_neighbours_is_not_timed_for_ever(timed: Any, kind: str) -> None:
     slow = (2e6 * (2 if i % 2 else 1) for i in itertools.count())
-    assert timed(slow, kind)[1] == clocks.MIN_SAMPLES
+    assert timed(slow, kind)[1] == sampling.MIN_SAMPLES
 
 
 def test_one_burst_is_not_trusted_while_another_process_times_too(timed: Any) -> None:
@@ -335,7 +330,7 @@ def test_samples_that_agree_are_enough_on_a_device_that_was_seen_without_neighbo
 
 def test_a_measurement_that_is_not_in_full_tells_nothing_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(steady())
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: machine.now_us / 1e6))
+    set_time(monkeypatch, SimpleNamespace(perf_counter=lambda: machine.now_us / 1e6))
     clock, launch = machine.clock("events"), Launch(call=machine.launch)
     clock.measure(launch, first_us=1000.0, limits=TimingLimits(best_us=910.0))  # it is slower, as 21 samples show
     clock.measure(launch, first_us=1000.0, limits=TimingLimits(share=0.2))
@@ -371,21 +366,22 @@ def test_samples_that_agree_but_for_one_in_ten_are_enough(timed: Any) -> None:
 
 
 def test_processes_that_share_a_store_time_on_a_device_in_turns(
-    own_settings: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clocks, "CLAIM_WAIT_S", 0.01)
-    with clocks.claim_device("GPU-1") as alone:
+    monkeypatch.setattr(gpu, "CLAIM_WAIT_S", 0.01)
+    locks = tmp_path / "locks"
+    with gpu.claim_device("GPU-1", locks) as alone:
         assert alone, "without a store there is nobody to share it with"
-    (own_settings / "locks").mkdir(parents=True)
+    locks.mkdir()
     with (
-        clocks.claim_device("GPU-1") as first,
-        clocks.claim_device("GPU-2") as other,
-        clocks.claim_device("GPU-1") as second,
+        gpu.claim_device("GPU-1", locks) as first,
+        gpu.claim_device("GPU-2", locks) as other,
+        gpu.claim_device("GPU-1", locks) as second,
     ):
         assert (first, other, second) == (True, True, False)
-    with clocks.claim_device("GPU-1") as again:
+    with gpu.claim_device("GPU-1", locks) as again:
         assert again
-    (held,) = [p for p in (own_settings / "locks").iterdir() if p.name.startswith("timing-")][:1]
+    (held,) = [p for p in locks.iterdir() if p.name.startswith("timing-")][:1]
     with file_lock(held):
         pass
 
@@ -417,7 +413,7 @@ def test_a_scale_that_no_device_drifts_to_changes_nothing(factor: float) -> None
 )
 def test_a_first_sample_that_may_be_a_warm_up_ends_no_timing(samples_us: tuple[float, ...], kept: int) -> None:
     times = itertools.chain(samples_us, itertools.repeat(samples_us[-1]))
-    timed, _ = clocks.collect(
+    timed, _ = sampling.collect(
         lambda count: [next(times) for _ in range(count)], 0.0, TimingLimits(early_stop_us=2000.0)
     )
     assert len(timed) == kept

@@ -20,10 +20,11 @@ from forecast_autotune.core.timing_limits import TimingLimits
 from forecast_autotune.measure import arguments, isolated
 from forecast_autotune.measure.arguments import Arguments, snapshot
 from forecast_autotune.measure.base import CheckError
-from forecast_autotune.measure.clocks import EARLY_STOP_SAMPLES, CpuClock, Launch
+from forecast_autotune.measure.clocks import CpuClock, Launch
 from forecast_autotune.measure.copies import CopiedArguments, UnportableError
 from forecast_autotune.measure.in_process import InProcess, InProcessAttempt
 from forecast_autotune.measure.isolated import Isolated, extension_trials
+from forecast_autotune.measure.sampling import EARLY_STOP_SAMPLES
 from forecast_autotune.processes import worker
 from forecast_autotune.processes.fork_server import fork_server
 

@@ -23,7 +23,8 @@ import torch
 
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.outcome import SWITCH_MARGIN
-from ...measure.clocks import EventClock, Flush, Launch, spin
+from ...measure.clocks import EventClock, Launch
+from ...measure.gpu import Flush, spin
 from .stragglers import is_left, wait_after_all
 
 log = logging.getLogger(__name__)

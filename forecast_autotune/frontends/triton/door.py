@@ -24,7 +24,7 @@ from ...core.job import Job
 from ...core.outcome import Failure
 from ...core.user_warnings import warn_user
 from ...errors import TuningWarning
-from ...measure.clocks import spin
+from ...measure.gpu import spin
 from ...measure.probe import device_identity
 from ...protocols import Compiler, Store
 from ...settings import Settings
