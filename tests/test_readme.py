@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -73,6 +74,12 @@ def test_every_module_of_a_room_is_in_its_readme(path: Path) -> None:
     """But of `programs/`, which are a package each, and of tests."""
     text = path.read_text()
     assert [each.name for each in path.parent.glob("*.py") if each.name[0] != "_" and each.stem not in text] == []
+
+
+def test_no_name_of_a_test_is_longer_than_70_characters() -> None:
+    for path in (ROOT / "tests").rglob("*.py"):
+        names = [n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.FunctionDef)]
+        assert [name for name in names if name.startswith("test_") and len(name) > 70] == [], path
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -76,7 +76,7 @@ def test_a_share_that_is_none_is_an_error(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "0%", "0.0"])
-def test_learning_without_any_time_is_an_error_that_names_the_mode_which_does_that(text: str) -> None:
+def test_learning_without_time_is_an_error_that_names_mode_cached(text: str) -> None:
     with pytest.raises(InvalidInputError, match=r"ONLINE_CPU=.*mode cached"):
         Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_CPU": text})
 

@@ -106,7 +106,7 @@ def test_a_liger_kernel_whose_hook_shapes_descriptors_is_tuned(tmp_path: Path) -
     assert failed <= 8, "what is too large for the shared memory: three stages of 128 x 128 tiles"
 
 
-def test_flash_linear_attentions_own_tuner_class_and_kernels_made_before_are_tuned(tmp_path: Path) -> None:
+def test_flash_linear_attentions_own_tuner_and_earlier_kernels_are_tuned(tmp_path: Path) -> None:
     needs("fla")
     script = """
         import json
@@ -169,7 +169,7 @@ def test_flash_linear_attentions_config_files_come_before_ours(
     assert told_by(script, tmp_path) == [warps, decided]
 
 
-def test_flag_gems_policy_times_the_decided_config_and_its_database_keeps_it(tmp_path: Path) -> None:
+def test_flag_gems_times_the_decided_config_and_its_database_keeps_it(tmp_path: Path) -> None:
     needs("flag_gems")
     package = """
         import triton

@@ -313,7 +313,7 @@ def test_all_files_that_a_server_ships_are_taken_in(tmp_path: Path, package: str
         ),
     ],
 )
-def test_a_server_that_loads_its_plugins_tunes_by_ours_where_it_is_asked_to(
+def test_a_server_that_loads_its_plugins_tunes_by_ours_only_where_asked_to(
     tmp_path: Path, package: str, name: str, loader: str, given: str
 ) -> None:
     needs(package)

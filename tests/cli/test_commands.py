@@ -207,7 +207,7 @@ def test_a_key_decided_under_several_power_limits_is_shown_under_each(
     assert {d["hardware"]["power_limit_w"] for d in both} == {400, 700}
 
 
-def test_of_a_kernel_with_several_keys_the_newest_is_shown_and_all_are_listed(
+def test_show_prints_the_newest_of_several_keys_and_lists_them_all(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, err = printed(capsys, "show", "rmsnorm")
@@ -303,7 +303,7 @@ def test_words_that_a_verb_does_not_take_are_told_with_its_own_usage(
     assert f"unrecognized arguments: {words[1]}" in told
 
 
-def test_clear_asks_a_terminal_alone_and_removes_nothing_where_there_is_none(
+def test_clear_removes_nothing_where_there_is_no_terminal_to_ask_at(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = printed(capsys, "list", "--json")[0]

@@ -217,7 +217,7 @@ def test_ctrl_c_while_the_program_is_being_started_is_the_programs_too(monkeypat
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_store_that_cannot_be_written_to_is_refused_before_the_program_runs(
+def test_tune_pending_refuses_an_unwritable_store_before_the_program_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SqliteStore(tmp_path / "store") as kept:

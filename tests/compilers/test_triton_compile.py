@@ -618,7 +618,7 @@ def test_a_server_is_not_ended_while_a_worker_is_being_started(
     assert not any(busy[:-1])
 
 
-def test_what_is_built_is_handed_over_before_anyone_is_asked_how_long_to_wait(own_cache: Path) -> None:
+def test_finished_builds_are_handed_over_before_patience_is_asked_for(own_cache: Path) -> None:
     pool, asked = triton_pool.WorkerPool(2), list[float]()
 
     def on_wait(waited_s: float) -> float:
@@ -747,7 +747,7 @@ class Lowerings:
 
 
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "hip:gfx942"])
-def test_the_front_end_runs_once_for_configs_that_differ_in_what_it_does_not_read(
+def test_configs_that_the_front_end_cannot_tell_apart_share_one_run_of_it(
     monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     configs = [tile(bm=bm, warps=warps, stages=stages) for bm in (32, 64) for warps in (4, 8) for stages in (2, 3)]
@@ -759,7 +759,7 @@ def test_the_front_end_runs_once_for_configs_that_differ_in_what_it_does_not_rea
     assert lowerings.runs == len(set(alone)) == 2
 
 
-def test_the_front_end_runs_once_for_keys_that_differ_in_numbers_it_does_not_read(
+def test_keys_that_the_front_end_cannot_tell_apart_share_one_run_of_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -772,7 +772,7 @@ def test_the_front_end_runs_once_for_keys_that_differ_in_numbers_it_does_not_rea
     assert lowerings.runs == 2  # for numbers that 16 divides, and for others
 
 
-def test_the_front_end_runs_again_for_a_config_that_differs_in_what_it_reads() -> None:
+def test_a_config_that_changes_what_the_front_end_reads_has_its_own_run() -> None:
     source = compiler(knows_its_warps, (torch.empty(64, dtype=torch.int32, device="meta"),)).source
     front_end = triton_source.FrontEnd()
     texts = [front_end.first_ir(source(Config({"BLOCK": 64, "num_warps": warps}))) for warps in (1, 2, 4, 2)]

@@ -125,7 +125,7 @@ def test_without_a_c_compiler_launches_are_left_to_say_so(pool: WorkerPool, monk
 
 
 @pytest.mark.skipif(not BUILDS, reason="this Triton has one launcher for all")
-def test_a_c_compiler_that_hangs_is_ended_with_the_process_and_without_a_word(
+def test_closing_the_pool_silently_ends_a_c_compiler_that_hangs(
     tmp_path: Path, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler, begun = tmp_path / "cc", tmp_path / "begun"
@@ -187,7 +187,7 @@ def test_a_launcher_that_no_worker_is_at_is_left_to_its_launch(handed: tuple[Lau
 
 
 @pytest.mark.parametrize("held", ["core", "pool"])
-def test_a_launcher_that_waits_for_a_core_or_for_the_end_of_a_pause_is_left_to_its_launch(
+def test_a_launcher_held_up_by_a_core_or_a_pause_is_left_to_its_launch(
     held: str, pool: WorkerPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds, made = LauncherBuilds(), source(64)

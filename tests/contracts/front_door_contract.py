@@ -192,7 +192,7 @@ class FrontDoorContract(ABC):
         with learning_at_once():
             yield
 
-    def test_in_mode_online_the_first_call_runs_the_default_and_later_ones_decide(self, online: None) -> None:
+    def test_mode_online_runs_the_default_first_and_decides_by_later_calls(self, online: None) -> None:
         tuned, x = self.make(), torch.ones(64)
         assert self.call(tuned, x) == "default"
         ran, ends = set(), time.monotonic() + LIMIT_S

@@ -167,7 +167,7 @@ class StoreContract(ReadOnlyStoreContract):
         store.record_decision(a_job(), a_decision(a_job()))
         assert store.decision(a_job(**change)) is None
 
-    def test_the_newest_for_any_constexprs_is_carried_over_where_all_else_is_equal(self, store: Store) -> None:
+    def test_the_newest_decision_carries_over_where_only_constexprs_differ(self, store: Store) -> None:
         for when, (size, config) in enumerate({64: SPACE[1], 128: SPACE[2]}.items()):
             job = a_job(key={"n": 1, "given constexprs": {"D": size}})
             store.record_decision(job, a_decision(job, config, decided_at=1_800_000_000.0 + when))

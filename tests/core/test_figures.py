@@ -34,6 +34,6 @@ def test_a_share_has_two_digits() -> None:
     assert [as_percent(share) for share in (0.00096, 0.15, 1.234)] == ["0.096 %", "15 %", "123 %"]
 
 
-def test_the_spread_of_samples_is_their_standard_deviation_and_of_one_unknown() -> None:
+def test_the_spread_of_samples_is_their_deviation_and_unknown_for_one() -> None:
     assert Measurement(samples_us=(9.0, 10.0, 11.0)).relative_spread == pytest.approx(0.14826)
     assert Measurement(samples_us=(10.0,)).relative_spread is None

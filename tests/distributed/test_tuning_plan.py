@@ -57,7 +57,7 @@ def told_of(job: Job) -> list[str]:
     return encoded([run, Decided(place=place, decision=a_decision(job), superseded_at=None)])
 
 
-def test_devices_that_are_alike_share_the_calls_and_other_products_make_them_too(tmp_path: Path) -> None:
+def test_devices_of_one_product_share_the_calls_and_each_product_makes_all(tmp_path: Path) -> None:
     plan, names = plan_of(tmp_path), ["a", "b", "c"]
     one, two, other = (device(h, calls=names) for h in (H200, H200, H100))
     assert [given(plan, m)["call"] for m in (one, two, one)] == names
@@ -93,7 +93,7 @@ def test_a_device_without_a_call_helps_one_that_is_alike_and_has_its_store(tmp_p
     assert "helps" not in three.task  # type: ignore[operator]
 
 
-def test_a_task_whose_last_helper_dies_is_done_once_more_for_it_may_have_led(tmp_path: Path) -> None:
+def test_a_task_whose_last_helper_dies_is_done_again_as_it_may_have_led(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     one, two = device(H200, calls=["a"]), device(H200, calls=["a"])
     for member in (one, two):
@@ -147,7 +147,7 @@ def test_a_key_that_was_put_back_is_tuned_once_though_a_helper_dies(tmp_path: Pa
     assert plan.is_done
 
 
-def test_what_another_device_is_at_is_not_done_once_more_though_a_helper_dies(tmp_path: Path) -> None:
+def test_keys_in_work_at_another_device_are_not_repeated_if_a_helper_dies(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, wanted=None)
     one, two, three = device(H200), device(H200), device(H200)
     for member in (one, two, three):
@@ -165,7 +165,7 @@ def test_what_another_device_is_at_is_not_done_once_more_though_a_helper_dies(tm
     assert plan.is_done
 
 
-def test_a_call_whose_leader_and_helper_die_is_done_once_more_and_not_twice(tmp_path: Path) -> None:
+def test_a_call_whose_leader_and_helper_die_is_done_again_only_once(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
     one, two, three = (device(H200, calls=["a"]) for _ in range(3))
     for member in (one, two, three):

@@ -99,7 +99,7 @@ def excepted(exceptions: dict[str, str], kernel: str, variant: str) -> bool:
 
 
 @pytest.mark.thorough
-def test_what_variants_move_and_compute_agrees_with_the_work_of_their_kernel() -> None:
+def test_described_bytes_and_flops_of_variants_match_their_kernels_work() -> None:
     kernels = {kernel.name: kernel for kernel in suite_kernels()}
     compared = 0
     for name, recording in recordings(TRACES):

@@ -64,7 +64,7 @@ def parts_of_rows(x_ptr, out_ptr, columns, PARTS: tl.constexpr, BLOCK: tl.conste
     tl.store(out_ptr + tl.program_id(0), tl.sum(total, 0))
 
 
-def test_a_row_within_its_first_part_is_counted_though_other_parts_do_nothing() -> None:
+def test_a_row_that_its_first_part_alone_loads_is_counted() -> None:
     given = {"x_ptr": half(65536 * 1024), "out_ptr": half(65536 * 8), "columns": 1024, "PARTS": 8, "BLOCK": 1024}
     assert described(parts_of_rows, (65536 * 8,), **given)["loaded_bytes"] == 1024 * 2 / 8
 
@@ -293,7 +293,7 @@ def test_an_endless_source_is_given_up_soon() -> None:
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan, -1.0, -1e300, 0.0])
 @pytest.mark.parametrize("surrogate", [Learned, Roofline])
-def test_a_description_with_impossible_values_makes_no_forecast_that_is_no_number(surrogate: Any, value: float) -> None:
+def test_impossible_described_values_give_no_nan_or_infinite_forecast(surrogate: Any, value: float) -> None:
     job = job_of(recording())
     names = ("us_bound", "us_memory", "us_flops", "threads", "programs", "trips", "registers", "traffic_bytes")
     told = [dict.fromkeys(names, 100.0 + i) for i in range(len(job.space))]

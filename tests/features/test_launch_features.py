@@ -207,7 +207,7 @@ def test_helpers_and_branches_count_only_where_they_run() -> None:
     assert active["elementwise"] > plain["elementwise"]
 
 
-def test_registers_that_threads_may_have_are_told_as_a_share_of_what_a_block_may() -> None:
+def test_maxnreg_becomes_a_share_of_the_registers_that_a_block_may_have() -> None:
     configs = [tile(num_warps=16), tile(num_warps=16, maxnreg=128), tile(num_warps=16, maxnreg=168)]
     plain, all_of_them, too_many = launch_features(matmul, matmul_call(), configs, grid=matmul_grid, hardware=H100)
     assert "register_share" not in plain
@@ -368,7 +368,7 @@ def copy_rows(x, y, n, row, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("rows", [(1, True), (True, 1), (16, 16.0), (16.0, 16), ((1, 2), (True, 2)), ([1], [2])])
-def test_knobs_that_are_equal_but_of_other_types_have_features_of_their_own(rows: tuple[Any, Any]) -> None:
+def test_knobs_that_are_equal_but_of_other_types_have_their_own_features(rows: tuple[Any, Any]) -> None:
     x = torch.empty(4096, dtype=torch.float16)
     call = describe_call({"x": x, "y": x, "n": 4096})
     configs = [{"BLOCK": 1024, "row": row} for row in rows]

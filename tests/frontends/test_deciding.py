@@ -71,7 +71,7 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
 
 
-def test_where_nothing_is_measured_a_decision_for_other_constexprs_is_taken(tmp_path: Path) -> None:
+def test_without_measuring_a_decision_for_other_constexprs_is_taken(tmp_path: Path) -> None:
     recorded = recording()
 
     def with_size(size: int) -> Job:

@@ -189,7 +189,7 @@ def test_a_key_of_which_no_config_runs_is_tried_again_more_and_more_rarely(
         assert pauses[2] >= 2 * pauses[1] >= 4 * pauses[0]
 
 
-def test_memory_that_was_short_for_two_calls_keeps_no_later_one_from_being_tuned() -> None:
+def test_two_calls_short_of_memory_keep_no_later_one_from_being_tuned() -> None:
     kernel, short = tuned(), [True]
 
     def grid(_: Any) -> tuple[int, ...]:
@@ -220,7 +220,7 @@ def test_ranks_do_not_hold_to_a_key_of_which_no_config_ran(monkeypatch: pytest.M
         assert kernel.best_config.kwargs == {"BLOCK": BEST}
 
 
-def test_where_nothing_may_be_measured_a_key_of_which_no_config_ran_is_final(decided: list[Any]) -> None:
+def test_a_key_no_config_ran_for_is_final_where_nothing_may_be_measured(decided: list[Any]) -> None:
     with playing():
         with pytest.raises(TypeError):
             tuned()[(4,)](torch.zeros(4096), 1000)

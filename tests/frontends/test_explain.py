@@ -55,7 +55,7 @@ def test_a_terminal_gets_it_in_its_width(tuned: Any, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("stdout", [SimpleNamespace(write=lambda text: None), io.StringIO()], ids=["a tee", "closed"])
-def test_a_stream_that_cannot_say_whether_it_is_a_terminal_gets_whole_lines(
+def test_stdout_that_cannot_say_if_it_is_a_terminal_gets_whole_lines(
     tuned: Any, monkeypatch: pytest.MonkeyPatch, stdout: Any
 ) -> None:
     explanation = tuned.explain()

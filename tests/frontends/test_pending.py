@@ -245,7 +245,7 @@ def head(x_ptr, n, D: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("mode", ["cached", "strict"])
-def test_a_key_decided_for_other_constexprs_claims_nothing_and_is_measured_later(
+def test_a_decision_for_other_constexprs_claims_nothing_and_stays_pending(
     own_settings: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     def make() -> Any:

@@ -97,7 +97,7 @@ def told_by(folder: Path, script: str, **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_few_candidates_are_timed_and_none_on_a_second_machine_with_the_store_as_a_pack(tmp_path: Path) -> None:
+def test_few_candidates_are_timed_and_none_on_a_machine_with_their_pack(tmp_path: Path) -> None:
     first = told_by(tmp_path / "first", MADE)
     templates = {
         name: [[each for each in listed if each.startswith("triton")] for listed in lists]

@@ -156,7 +156,7 @@ def test_a_slow_first_launch_is_taken_for_the_first_alone(monkeypatch: pytest.Mo
     assert queue.spun_us - queue.spun_before_us < batches * (1e6 * clocks.LEAST_SPIN_S + 1.5 * 300.0 + 15 * 5.0)
 
 
-def test_a_stumble_of_the_host_at_the_first_sample_does_not_end_a_configs_timing(
+def test_a_stumble_of_the_host_at_the_first_sample_ends_no_timing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue = Queue(itertools.repeat(100.0), host_us=50.0, flush_us=5.0)
@@ -173,7 +173,7 @@ def test_a_stumble_of_the_host_at_the_first_sample_does_not_end_a_configs_timing
     assert set(measured.samples_us) == {100.0}
 
 
-def test_what_waits_for_the_device_itself_needs_no_longer_head_start_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_synchronizes_needs_no_longer_head_start_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = Queue(itertools.repeat(40.0), host_us=30.0, flush_us=5.0)
     set_time(monkeypatch, SimpleNamespace(perf_counter=lambda: queue.now_us / 1e6))
     clock = queue.clock(lambda: queue.run(2.0))
@@ -321,7 +321,7 @@ def steady() -> Iterator[float]:
     return itertools.cycle([1000.0, 1004.0, 998.0])
 
 
-def test_samples_that_agree_are_enough_on_a_device_that_was_seen_without_neighbours(timed: Any) -> None:
+def test_few_samples_that_agree_are_enough_on_a_device_seen_undisturbed(timed: Any) -> None:
     for before, expected in ((None, MAX_SAMPLES), (steady(), PRECISE_FROM)):
         measured, launches = timed(steady(), "events", before=before)
         assert launches == expected

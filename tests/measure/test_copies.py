@@ -131,7 +131,7 @@ def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> No
     assert state.tolist() == [0, 1, 2, 3, 4, 7, 6, 7]
 
 
-def test_beside_other_threads_only_what_operators_of_a_run_wrote_is_put_back() -> None:
+def test_only_a_runs_own_writes_are_undone_beside_other_threads() -> None:
     state = torch.zeros(4, 4)
     with ThreadPoolExecutor(1) as other:
         other.submit(int).result()
@@ -247,7 +247,7 @@ PROXY, SLOTS, TOKENS = Proxy(), Slots(torch.ones(1)), {f"t{i}": i for i in range
 QUEUE = collections.deque([torch.ones(1)])
 
 
-def test_state_is_found_in_slots_classes_modules_and_past_proxies_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_found_in_slots_classes_and_modules_despite_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     program = types.ModuleType("program")
     program.weight = torch.ones(1)  # type: ignore[attr-defined]
     monkeypatch.setitem(globals(), "PROGRAM", program)

@@ -275,7 +275,7 @@ class HostBound:
 SHORT_US = {DEFAULT: 10.0, FAST: 5.0}
 
 
-def test_a_device_that_would_wait_for_the_host_is_kept_busy_until_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_would_wait_for_the_host_is_kept_busy_until_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     program = HostBound(monkeypatch, helps=True)
     slow, fast = program.measure(SHORT_US)
     assert slow.samples_us == pytest.approx([10.0] * len(slow.samples_us))
@@ -330,7 +330,7 @@ def test_a_loop_that_hardly_waits_for_the_host_tells_what_is_slower(
 
 
 @pytest.mark.parametrize("share", [0.05, 1.0])
-def test_calls_by_turns_on_a_device_that_is_idle_and_that_is_behind_tell_what_is_slower(
+def test_a_device_idle_before_every_second_call_still_tells_what_is_slower(
     monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     program = HostBound(monkeypatch, helps=True, share=share, queued_us=lambda n: 5000.0 if n % 2 else 0.0)
@@ -374,7 +374,7 @@ def test_a_device_that_cannot_be_asked_compares_nothing(monkeypatch: pytest.Monk
         make_call(calls, device)
 
 
-def test_a_candidate_whose_launch_is_longer_than_its_head_start_pays_what_it_takes_longer(
+def test_launch_time_beyond_the_head_start_is_charged_to_the_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program = HostBound(monkeypatch, helps=True, share=0.05, launch_us=lambda _: 200.0, extra_us={SLOW: 60.0})
@@ -444,7 +444,7 @@ def test_a_device_that_is_behind_the_host_is_not_kept_busy() -> None:
     assert not kept_busy
 
 
-def test_a_device_that_is_behind_from_some_call_on_is_left_alone_from_then_on() -> None:
+def test_a_device_that_falls_behind_is_left_alone_from_then_on() -> None:
     device, kept_busy = Device(), list[float]()
     calls = make_calls(device, keep_busy=kept_busy.append)
     thread = threading.Thread(target=calls.measure, args=(DEFAULT,), daemon=True)
@@ -483,7 +483,7 @@ def test_a_slow_candidate_is_out_after_one_call_though_the_device_waits(monkeypa
 
 
 @pytest.mark.parametrize("moment", ["record", "query"])
-def test_a_call_whose_moments_cannot_be_noted_is_made_once_and_timed_another_time(
+def test_a_call_whose_events_fail_is_made_once_and_timed_another_time(
     monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """As while another thread captures a graph: events may not be asked then."""
@@ -560,7 +560,7 @@ def test_a_call_is_made_though_the_events_of_others_cannot_be_read(monkeypatch: 
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, RuntimeError])
-def test_an_error_of_the_programs_signal_handler_is_raised_and_nothing_is_launched_again(kind: type[Exception]) -> None:
+def test_a_signal_handlers_error_is_raised_and_nothing_is_launched_again(kind: type[Exception]) -> None:
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
     learning = learning_of(calls)
@@ -646,7 +646,7 @@ def test_a_turn_that_is_lost_blocks_no_key(monkeypatch: pytest.MonkeyPatch) -> N
     assert allowance._held_us == pytest.approx(0, abs=1e-3)
 
 
-def test_a_handler_of_signals_may_make_a_call_while_another_asks_for_its_turn() -> None:
+def test_a_signal_handler_may_call_while_another_call_asks_for_its_turn() -> None:
     device = Device()
     calls = make_calls(device)
     for _ in range(10):
@@ -736,7 +736,7 @@ def test_what_can_never_be_compared_is_not_tried() -> None:
     assert "no idle moment" in outcomes[1].message
 
 
-def test_a_candidate_that_another_thread_keeps_from_being_compared_is_tried_later() -> None:
+def test_a_comparison_that_another_thread_prevents_is_made_later() -> None:
     device, allowance = Device(), Allowance()
     calls = RealCalls(
         incumbent=DEFAULT, default=DEFAULT, allowance=allowance, share=1.0, new_event=device.event, may_compare=lambda: True,
@@ -762,7 +762,7 @@ def test_a_candidate_that_another_thread_keeps_from_being_compared_is_tried_late
     assert allowance._held_us == pytest.approx(0, abs=1e-3)
 
 
-def test_calls_beside_which_another_thread_launches_on_the_stream_are_no_samples(
+def test_calls_that_overlap_another_threads_launches_are_no_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch_windows, "WAIT_S", 0.0)  # as though each launch waited for the other thread's
@@ -787,7 +787,7 @@ def test_calls_beside_which_another_thread_launches_on_the_stream_are_no_samples
     assert [set(outcome.samples_us) for outcome in outcomes] == [{100.0}, {50.0}]  # type: ignore[attr-defined]
 
 
-def test_a_timed_call_and_those_of_other_threads_on_its_stream_wait_for_each_other() -> None:
+def test_timed_calls_and_other_threads_calls_on_a_stream_await_each_other() -> None:
     device = Device()
     calls = make_calls(device)
     while not calls.times.has_begun:
@@ -877,7 +877,7 @@ def test_what_a_call_holds_is_given_back_where_learning_ends_meanwhile() -> None
     assert allowance._held_us == pytest.approx(0, abs=1e-3)
 
 
-def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_behind_the_host_is_timed_however_long_launches_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full queue: each launch waits until the device has done one of those before it."""
     device = Device()
     clock = SimpleNamespace(perf_counter=lambda: device.host_us * 1e-6, monotonic=time.monotonic)
@@ -896,7 +896,7 @@ def test_a_device_that_is_behind_the_host_is_timed_however_long_a_launch_takes(m
     assert not any(turn.stalled or turn.waited for turn in taken[3:])
 
 
-def test_the_end_of_learning_pays_the_head_start_of_a_call_that_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_learning_pays_the_head_start_of_a_call_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     program = HostBound(monkeypatch, helps=True, launch_us=lambda number: 60.0 if number < 3 else 5.0)
     while not program.kept_busy:
         program.call({DEFAULT: 10.0})

@@ -118,7 +118,7 @@ else:
 """
 
 
-def test_where_the_kernel_refuses_a_limit_of_ids_the_least_that_it_takes_will_do() -> None:
+def test_a_refused_limit_of_process_ids_becomes_the_least_that_is_allowed() -> None:
     ran = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     said = ran.stdout.split()

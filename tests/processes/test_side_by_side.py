@@ -59,7 +59,7 @@ def test_each_task_has_its_answer() -> None:
     assert found == {-1: 1, -2: 2, 3: 3}
 
 
-def test_a_process_that_cannot_be_started_while_another_dies_is_started_again(
+def test_a_process_that_fails_to_start_as_another_dies_is_started_again(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The pool closes its pipes when a worker dies; a process that is started at that moment gets closed ones."""

@@ -114,7 +114,7 @@ def test_on_zeros_and_ones_sums_are_exact(tmp_path: Path) -> None:
     assert "of zeros and ones" in wrong(bench.call(off))
 
 
-def test_what_cancels_may_be_off_by_the_rounding_of_its_terms_where_the_seed_is(tmp_path: Path) -> None:
+def test_sums_that_cancel_may_be_off_by_rounding_where_the_seed_is_too(tmp_path: Path) -> None:
     """x - mean of one row in a thousand: the seed leaves there what float32 lost of terms of a hundred."""
     lost = "out.copy_(2 * x)\nout[0] = 2 * x[0] + {} * 2**-23 * float(x.square().mean().sqrt())"
     strict = ((0.0, 1e-9),)
@@ -162,7 +162,7 @@ def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monk
     assert started == [made]
 
 
-def test_searches_that_share_a_folder_leave_each_others_alone_and_nothing_behind(tmp_path: Path) -> None:
+def test_searches_that_share_a_folder_keep_apart_and_leave_nothing_behind(tmp_path: Path) -> None:
     """As in two containers with one home, where both processes have the same id."""
     keeps = "import os\nos.makedirs('triton/KEY')\nopen('triton/KEY/key.cubin', 'w').close()\n"
     of = task(source=_source("torch.mul(x, 2, out=out)", keeps))
@@ -174,7 +174,7 @@ def test_searches_that_share_a_folder_leave_each_others_alone_and_nothing_behind
     assert not list(tmp_path.glob("run-*"))
 
 
-def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_the_last_ends(
+def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_all_end(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -445,7 +445,7 @@ def test_a_candidate_whose_gradients_are_wrong_is_found_out(gradients: Bench, na
     assert why in wrong(gradients.try_(program(**passes)))
 
 
-def test_candidates_that_are_checked_side_by_side_are_timed_in_new_processes(bench: Bench) -> None:
+def test_candidates_checked_side_by_side_are_timed_in_new_processes(bench: Bench) -> None:
     lines = {
         "honest": "torch.mul(x, 2, out=out)",
         "wrong": "torch.mul(x, 3, out=out)",
@@ -478,7 +478,7 @@ def test_what_could_win_is_checked_everywhere(bench: Bench, where: str, wrong_th
     assert not slow.everywhere
 
 
-def test_of_candidates_that_are_timed_together_the_fastest_that_is_right_is_checked_and_no_slower_one(
+def test_a_batch_is_checked_from_its_fastest_on_until_a_candidate_is_right(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast_and_wrong = "torch.mul(x, 3 if len(x) == 1 else 2, out=out)"
@@ -737,7 +737,7 @@ def test_a_candidate_that_hangs_or_crashes_is_ended(bench: Bench, monkeypatch: p
     assert "exited with code 0" in wrong(bench.call("os._exit(0)", "import os\n"))
 
 
-def test_matrix_units_bound_what_is_believed_where_the_driver_tells_no_peak_of_theirs() -> None:
+def test_the_time_floor_assumes_matrix_units_where_no_peak_is_reported() -> None:
     """A matrix product of 4096 cubed in half precision took 194 us on an H200; by float32's peak it needs 2,050."""
 
     def make_inputs(sizes: Any, seed: int, device: str) -> tuple[Any, ...]:

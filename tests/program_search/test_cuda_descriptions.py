@@ -219,7 +219,7 @@ class Sent:
 ASSEMBLY = SCALE.replace("out[i] =", 'asm volatile("membar.gl;"); out[i] =')
 
 
-def test_a_candidate_that_is_refused_is_told_from_one_that_nobody_can_describe(
+def test_refused_candidates_are_told_from_those_that_cannot_be_described(
     task: SearchTask, describer: CandidateDescriber
 ) -> None:
     refused, unknown = replace(task.seed, config=Config({"THREADS": 2048})), written(task, ASSEMBLY)
@@ -240,7 +240,7 @@ class Noting(History):
         return super().start(context)
 
 
-def test_what_nobody_can_describe_is_forecast_by_its_steps_and_what_is_refused_is_not(
+def test_undescribable_candidates_are_forecast_and_refused_ones_are_not(
     task: SearchTask, describer: CandidateDescriber
 ) -> None:
     surrogate = Noting()
@@ -268,7 +268,7 @@ def test_no_file_is_read_that_the_caller_did_not_name(
     assert [one.get("large") is not None for one in told] == [False, False, True]
 
 
-def test_texts_of_models_share_workers_and_one_that_takes_all_time_takes_nothing_from_the_others(
+def test_texts_of_models_share_workers_and_a_slow_one_harms_no_other(
     task: SearchTask, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptions_module, "SHARES", 1)

@@ -93,7 +93,7 @@ def test_what_a_rewrite_changes_shows(task: Any, describer: CandidateDescriber) 
     assert narrow["odd"]["tile_elements"] == 1024 < seed["odd"]["tile_elements"]
 
 
-def test_texts_that_rules_made_share_workers_and_one_that_ends_its_worker_is_alone_in_that(
+def test_texts_of_rules_share_workers_and_one_that_crashes_harms_no_other(
     task: Any, describer: CandidateDescriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptions_module, "SHARES", 1)
@@ -164,7 +164,7 @@ def test_an_answer_that_a_text_makes_up_ends_no_search_and_leaves_no_file(
         "import os; os.kill(os.getppid(), 9)",
     ],
 )
-def test_a_text_that_does_what_it_may_not_is_not_described_and_harms_no_other(
+def test_a_text_that_attacks_is_not_described_and_harms_no_other(
     attack: str, task: Any, describer: CandidateDescriber, tmp_path: Path
 ) -> None:
     outside = tmp_path / "was_here"
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_what_is_being_described(task: Any, tmp_path: Path, monkeypa
     assert not list(tmp_path.glob("run-*"))
 
 
-def test_configs_that_a_variant_refuses_at_one_size_are_described_at_the_others(
+def test_configs_that_are_refused_at_one_size_are_described_at_the_others(
     task: Any, describer: CandidateDescriber
 ) -> None:
     config = next(c for c in task.spaces["one_pass"] if c["num_warps"] == 4 and c["ROWS"] == 1)
@@ -292,9 +292,7 @@ def test_forecasts_are_made_by_what_candidates_launch(task: Any, describer: Cand
     assert job.static_features[0] == over_sizes(told, CASES)
 
 
-def test_what_its_own_code_refuses_is_not_forecast_and_takes_nothing_from_the_others(
-    task: Any, describer: CandidateDescriber
-) -> None:
+def test_what_its_own_code_refuses_has_no_forecast_and_harms_no_other(task: Any, describer: CandidateDescriber) -> None:
     surrogate = Noting()
     fits = next(c for c in task.spaces["one_pass"] if c["num_warps"] == 4 and c["ROWS"] == 1)
     at_one_size = replace(task.seed, variant="one_pass", config=fits)  # it refuses few_rows
@@ -312,9 +310,7 @@ def test_what_its_own_code_refuses_is_not_forecast_and_takes_nothing_from_the_ot
     assert all(job.static_features)
 
 
-def test_what_lets_threads_have_more_registers_than_a_block_may_is_not_forecast(
-    task: Any, describer: CandidateDescriber
-) -> None:
+def test_a_maxnreg_that_a_block_cannot_have_is_not_forecast(task: Any, describer: CandidateDescriber) -> None:
     """On an H100 a launch of 512 threads with `maxnreg=168` failed, seven of 32 measurements."""
     wide = [replace(task.seed, config=config) for config in task.spaces["online"] if config["num_warps"] == 16]
     config = next(

@@ -77,7 +77,7 @@ def of_a_small_weight(share: float) -> str:
     return program(forward="return 1 + 1e-5 * x * w", backward=f"return {share} * g * w, 1e-5 * g * x, None")
 
 
-def test_a_gradient_far_smaller_than_the_outputs_is_compared_at_its_own_scale(tmp_path: Path) -> None:
+def test_a_gradient_far_below_the_outputs_is_compared_at_its_own_scale(tmp_path: Path) -> None:
     """Within the absolute tolerance of an output of one; and at a corner no precision is asked for."""
     searched = differentiable.task(source=of_a_small_weight(1e-5), reference=lambda x, w: 1 + 1e-5 * x * w)
     tries = Tries(tmp_path, searched)
@@ -94,7 +94,7 @@ def test_of_zeros_and_ones_gradients_are_exact(tmp_path: Path) -> None:
     assert "of zeros and ones, the gradient of argument 0" in failed(tries(program(backward=off)))
 
 
-def test_an_input_that_does_not_reach_the_outputs_has_a_gradient_of_zeros_or_none(tmp_path: Path) -> None:
+def test_an_input_without_effect_has_a_gradient_of_zeros_or_none(tmp_path: Path) -> None:
     backwards = {
         None: "return 2 * g, None, None",
         Measurement: "return 2 * g, torch.zeros_like(w), None",

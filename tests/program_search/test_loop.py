@@ -135,7 +135,7 @@ def test_what_is_far_from_the_fastest_is_not_the_fastest() -> None:
     assert incumbent([best, other]) is best
 
 
-def test_one_candidate_in_four_is_drawn_at_random_and_all_without_forecasts(tmp_path: Path) -> None:
+def test_one_candidate_in_four_is_random_and_all_are_without_forecasts(tmp_path: Path) -> None:
     with_forecasts = a_search(tmp_path / "a", 33, forecaster=Oracle())
     with_forecasts.run()
     chosen = [t.chosen for t in with_forecasts.archive]
@@ -339,7 +339,7 @@ for _ in sys.stdin:
 """
 
 
-def test_a_search_that_ends_as_it_keeps_a_round_goes_on_from_none_that_was_not_checked_everywhere(
+def test_an_interrupted_round_first_keeps_the_candidate_checked_everywhere(
     tmp_path: Path,
 ) -> None:
     class OnlyTheFastest(Table):

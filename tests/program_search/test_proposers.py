@@ -75,7 +75,7 @@ def test_crossover_needs_two_that_ran_and_takes_knobs_of_both() -> None:
     assert {"A": 2, "B": 3} in [dict(c.config.knobs) for c in children]
 
 
-def test_any_config_of_any_variant_is_drawn_and_of_one_with_a_text_of_its_own_under_that() -> None:
+def test_any_config_of_any_variant_is_drawn_with_its_variants_own_text() -> None:
     spaces = {"plain": Space.grid({"A": [1, 2, 3], "B": [1, 2, 3]}), "other": Space.grid({"C": [1, 2, 3]})}
     of = task(
         spaces=spaces, source="def plain(): ...", texts={"plain": "def plain(): ...", "other": "def other(): ..."}
@@ -102,7 +102,7 @@ def test_another_variant_drops_what_was_rewritten_for_this_one_and_says_so() -> 
     assert all(c.source == rewritten.source and c.steps == ("unroll@loop1=4", "A=2") for c in kept)
 
 
-def test_a_config_that_differs_in_a_value_s_type_alone_has_a_step_that_says_so() -> None:
+def test_a_config_that_differs_only_in_a_values_type_has_a_step_saying_so() -> None:
     of = task(spaces={"plain": Space([{"A": 1}, {"A": True}, {"A": 2}])})
     assert {c.steps for c in Anywhere().propose(seen(of), 20)} == {("A=True",), ("A=2",)}
 

@@ -300,7 +300,7 @@ def test_no_more_files_are_carried_than_kernels_come_to(tmp_path: Path, monkeypa
     assert 0 < len([path for path in (tmp_path / "to").rglob("*") if path.is_file()]) <= 50
 
 
-def test_what_kernels_were_compiled_to_is_forgotten_and_what_launches_them_stays(tmp_path: Path) -> None:
+def test_compiled_kernels_are_forgotten_and_launchers_are_kept(tmp_path: Path) -> None:
     compiled, kept = tmp_path / "compiled", tmp_path / "kept"
     for folder, names in {
         compiled / "seeds": ("kernel.cubin",), compiled / "anothers": ("kernel.cubin", "kernel.ttir"),

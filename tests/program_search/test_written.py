@@ -109,7 +109,7 @@ class TestWritten(ProposerContract):
         return Written.named(self.url, Settings.from_environment({}), SearchBudget(measurements=9))
 
 
-def test_the_prompt_holds_task_times_siblings_and_the_last_failure_as_quotations() -> None:
+def test_the_prompt_quotes_task_times_siblings_and_the_last_failure() -> None:
     of = task()
     faster = replace(of.seed, source=SOURCE.replace("PARTS", "2 * PARTS"), steps=("x",))
     slower = replace(of.seed, source=SOURCE.replace("PARTS", "3 * PARTS"), steps=("y",))
@@ -141,7 +141,7 @@ def test_tokens_are_counted_whatever_the_server_says_and_end_the_asking() -> Non
         assert len(server.asks_of("/v1/chat/completions")) == asked
 
 
-def test_a_server_that_is_gone_or_confused_proposes_nothing_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_gone_or_confused_proposes_nothing_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     def writer_for(url: str) -> Written:
         return Written.named(url, Settings.from_environment({}), SearchBudget(measurements=9))
 

@@ -390,9 +390,7 @@ def test_warnings_that_are_errors_stop_nothing(tmp_path: Path) -> None:
             assert store.decision(a_job()) == a_decision(a_job())
 
 
-def test_a_broken_segment_is_left_out_with_one_warning_and_read_once_it_is_whole(
-    machines: Machines, tmp_path: Path
-) -> None:
+def test_a_broken_segment_is_left_out_with_one_warning_and_read_once_whole(machines: Machines, tmp_path: Path) -> None:
     tuned(machines("one"), a_job())
     (segment,) = (tmp_path / "shared").rglob("*.gz")
     whole = segment.read_bytes()
@@ -613,7 +611,7 @@ def test_a_decision_that_arrives_ends_the_run(machines: Machines, monkeypatch: p
 
 
 @pytest.mark.parametrize("knows_other_constexprs", [False, True])
-def test_where_nothing_is_measured_a_key_is_looked_up_again_once_others_are_heard(
+def test_an_unmeasured_key_is_looked_up_again_once_others_are_heard(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, knows_other_constexprs: bool
 ) -> None:
     job, suggested = extreme(True)

@@ -57,7 +57,7 @@ def exchange_of(folder: Path) -> Exchange:
 
 
 @pytest.mark.timeout(1_200)
-def test_whatever_befalls_the_server_nothing_is_lost_and_nothing_is_there_twice(
+def test_faults_of_the_server_neither_lose_nor_duplicate_anything(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = request.config.getoption("--whole-faults")

@@ -93,7 +93,7 @@ def test_a_failure_to_read_does_not_keep_a_process_that_ends_from_sending(syncin
     assert ("push", "") in exchange.asked
 
 
-def test_a_storage_that_is_dead_is_tried_once_more_at_the_end_and_not_waited_for(
+def test_a_dead_storage_is_tried_once_more_at_the_end_and_not_waited_for(
     syncing: Sync, exchange: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sync, "END_S", LIMIT_S)
@@ -156,7 +156,7 @@ def test_a_launch_does_not_wait_until_the_worker_has_ended(
     assert {("pull", "another"), ("push", "")} <= set(exchange.asked)
 
 
-def test_another_gpus_outcomes_that_cannot_be_read_keep_nobody_from_deciding(syncing: Sync, exchange: Scripted) -> None:
+def test_unreadable_outcomes_of_another_gpu_keep_nobody_from_deciding(syncing: Sync, exchange: Scripted) -> None:
     begun, go_on = threading.Event(), threading.Event()
     fails = once(OSError("one request in a hundred"), "others")
 
@@ -177,7 +177,7 @@ def test_another_gpus_outcomes_that_cannot_be_read_keep_nobody_from_deciding(syn
     assert {("pull", "second"), ("pull", "third")} <= set(exchange.asked)
 
 
-def test_what_could_not_be_read_is_asked_for_again_once_the_storage_is_back(syncing: Sync, exchange: Scripted) -> None:
+def test_what_could_not_be_read_is_read_again_once_the_storage_is_back(syncing: Sync, exchange: Scripted) -> None:
     exchange.before = once(OSError("one request in a hundred"), "pull")
     syncing.want(a_job())
     failed(syncing)

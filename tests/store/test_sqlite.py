@@ -286,7 +286,7 @@ def test_one_store_for_each_folder_in_a_process_and_none_in_mode_forecast(tmp_pa
     open_local_store(settings).close()
 
 
-def test_the_files_of_the_last_few_stores_stay_open_and_the_others_open_again(tmp_path: Path) -> None:
+def test_the_last_few_stores_stay_open_and_the_others_open_again(tmp_path: Path) -> None:
     job = a_job()
     stores = [open_local_store(Settings(dir=tmp_path / str(number))) for number in range(MOST_OPEN + 3)]
     for number, store in enumerate(stores):

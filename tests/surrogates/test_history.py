@@ -135,7 +135,7 @@ def test_outcomes_of_this_job_correct_those_of_other_jobs() -> None:
     assert told[1] < 0.5 * told[0]
 
 
-def test_before_anything_is_measured_another_size_on_the_same_product_is_surer_than_another_product() -> None:
+def test_another_size_is_surer_than_other_hardware_before_any_outcome() -> None:
     def sigma(known: int, other: Recording) -> float:
         asked = replace(question(recording(), known=known), recordings=[other])
         untried = [f.sigma for c, f in forecasts(asked).items() if c not in asked.outcomes]
@@ -151,7 +151,7 @@ def test_before_anything_is_measured_another_size_on_the_same_product_is_surer_t
 
 
 @pytest.mark.parametrize("surrogate", [History(), Learned(), Blend([History(), Learned()])], ids=lambda s: s.name)
-def test_what_other_hardware_says_is_told_apart_and_follows_the_one_that_does_well_here(surrogate: Surrogate) -> None:
+def test_forecasts_by_other_hardware_follow_the_one_that_does_well_here(surrogate: Surrogate) -> None:
     def by_other_hardware(known: int, recordings: Sequence[Recording]) -> NDArray[np.float64] | None:
         asked = replace(question(here, known=known), recordings=recordings)
         return columns_of(ask(surrogate, asked)).by_other_hardware

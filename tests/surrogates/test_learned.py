@@ -360,7 +360,7 @@ def test_a_config_refused_at_another_size_is_not_taken_to_be_slow() -> None:
     assert columns.fail[place] < 0.1
 
 
-def test_a_config_refused_for_this_job_likely_fails_though_it_ran_at_another_size() -> None:
+def test_a_config_refused_here_likely_fails_though_it_ran_at_another_size() -> None:
     asked, _ = refused_at_another_size()
     recorded = asked.recordings[0]
     lost = list(recorded.static_features)[3]
@@ -370,7 +370,7 @@ def test_a_config_refused_for_this_job_likely_fails_though_it_ran_at_another_siz
     assert fails[asked.job.space.index(lost)] > 0.9
 
 
-def test_outcomes_that_continue_a_trend_over_sizes_move_every_forecast_along_it() -> None:
+def test_outcomes_that_continue_a_trend_over_sizes_move_every_forecast() -> None:
     space = Space([{"way": f"w{i}"} for i in range(12)])
     told = [{"us_bound": 8.0, "threads": 64.0} for _ in space]
 

@@ -133,7 +133,7 @@ def test_networks_count_as_much_as_all_trees_together(tmp_path: Path) -> None:
     assert expected.apart.shape == (5, 2)
 
 
-def test_a_model_of_trees_alone_is_read_as_it_was_when_there_were_no_networks(tmp_path: Path) -> None:
+def test_a_model_of_trees_without_networks_is_still_read(tmp_path: Path) -> None:
     former = {**with_networks(), "version": 2}
     del former["networks"]
     found = read_prior(written(tmp_path / "m.json", former))
@@ -481,7 +481,7 @@ def test_a_config_that_nobody_asked_about_is_not_feared_to_be_refused() -> None:
     assert shares == pytest.approx([0.005, 0.9 * 0.005 + 0.1 * 0.97, 0.97], abs=1e-4)
 
 
-def test_a_config_that_asks_for_more_shared_memory_or_registers_than_there_are_is_feared_to_fail() -> None:
+def test_a_config_with_too_much_shared_memory_or_registers_risks_failure() -> None:
     told: list[dict[str, float]] = [{"us_bound": 1.0, "shared_share": share} for share in (0.2, 1.0, 1.1, 4.0)]
     told += [{"us_bound": 1.0, "shared_share": 0.2, "register_share": share} for share in (1.0, 1.3)]
     found = following().of_launches(told, job_of(recording()))

@@ -192,7 +192,7 @@ def test_selective_stops_by_itself_only_when_nothing_is_worth_trying() -> None:
     assert not isinstance(Selective().step(replace(seen, forecasts=poor, outcomes=few)), Stop)
 
 
-def test_selective_stops_early_only_where_launches_were_forecast_before_anything_was_measured() -> None:
+def test_selective_stops_early_only_where_launches_had_initial_forecasts() -> None:
     seen = view(WHOLE, known=20)
     fastest = sorted(TRUE, key=TRUE.__getitem__, reverse=True)[:20]
     best_known = {c: WHOLE.outcomes[c] for c in (WHOLE.default, *fastest)}
@@ -208,7 +208,7 @@ def test_selective_stops_early_only_where_launches_were_forecast_before_anything
     assert stops == [True, False, False, False]
 
 
-def test_what_failed_and_what_other_hardware_says_count_nothing_towards_stopping_early() -> None:
+def test_failures_and_other_hardware_count_nothing_towards_stopping_early() -> None:
     space = Space([{"BLOCK": b} for b in range(1, 101)])
     failed: Outcome = Failure(stage="compile", message="too large", cost_s=0.1)
 
@@ -259,9 +259,7 @@ def test_selective_tries_an_untried_algorithm_before_other_rare_values() -> None
 
 
 @pytest.mark.parametrize(("known", "sigma", "expected"), [(1, 3.2, True), (1, 0.5, False), (4, 3.2, False)])
-def test_of_many_picks_before_any_outcome_some_go_where_vague_forecasts_promise_nothing(
-    known: int, sigma: float, expected: bool
-) -> None:
+def test_some_first_picks_go_where_vague_forecasts_promise_nothing(known: int, sigma: float, expected: bool) -> None:
     space = Space([{"BLOCK": 2**b, "num_warps": w} for w in (4, 8, 2, 1) for b in range(24)])
     forecasts = [
         Forecast.normal((0.0 if c["num_warps"] in (4, 8) else -6.0) + i / 100, sigma, source="s")

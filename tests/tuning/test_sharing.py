@@ -141,7 +141,7 @@ def test_alone_every_config_is_ones_own() -> None:
         assert not alone.wanted()
 
 
-def test_a_leader_uses_its_part_of_the_workers_and_claims_no_more_than_it_begins() -> None:
+def test_a_leader_uses_its_share_of_workers_and_claims_only_what_it_begins() -> None:
     claims = {CONFIGS[1]: "a helper"}
     assert leading(claims).part_of(4) == 2
     assert leading(claims).claim_batch(CONFIGS, 2) == [CONFIGS[0], CONFIGS[2]]

@@ -143,7 +143,7 @@ def test_no_more_are_begun_than_the_budget_allows() -> None:
         assert len(device.begun) == decision.tried == int(budget)
 
 
-def test_the_default_is_begun_before_anything_is_forecast_and_timed_before_all_others() -> None:
+def test_the_default_is_begun_before_any_forecast_and_timed_first() -> None:
     asked: list[int] = []
 
     class Noting(Fixed):
@@ -279,7 +279,7 @@ def test_turns_that_take_longer_than_a_build_hold_up_nothing() -> None:
     assert decision.config == Config({"i": 4})
 
 
-def test_who_watches_is_told_that_builds_are_waited_for_once_the_turns_are_over() -> None:
+def test_a_listener_hears_of_builds_waited_for_once_the_turns_are_over() -> None:
     of = compiled_in([1, 1, 1, 1, 2.9], [100, 100.1, 150, 160, 190])
     device = Repeating(of, workers=5)
     said: list[tuple[float, str, bool]] = []
@@ -300,7 +300,7 @@ def test_a_last_build_wins_though_no_time_is_left_for_turns() -> None:
     assert decision.config == Config({"i": 4})
 
 
-def test_nothing_is_timed_again_while_more_may_be_begun_or_where_builds_want_the_same_cores() -> None:
+def test_nothing_is_timed_again_while_more_may_begin_or_builds_share_cores() -> None:
     of = compiled_in([1, 1, 1, 1, 2.4, 1], [100, 90, 150, 160, 190, 95])
     device, _ = run(of, workers=1, budget="6", device=Repeating(of, workers=1))
     assert [i for _, i in device.timed][:6] == [0, 1, 2, 3, 4, 5]

@@ -78,14 +78,14 @@ def test_seconds_are_of_all_sizes_and_each_budget_has_a_line() -> None:
     assert shown[1][3:6] == ("3.000", "3.000", "3.000")
 
 
-def test_over_all_kernels_choices_stand_beside_the_default_of_their_own_list() -> None:
+def test_each_choice_is_compared_overall_with_the_default_of_its_own_list() -> None:
     (row,) = overall([run(2), run(0, default=1, seed=1)], [KEY])
     assert row["of_default"] == pytest.approx({"geomean": 0.5**0.5, "median": (1 / 3 + 1.5) / 2, "worst": 1.5})
     assert (row["tunings"], row["seconds"], row["stock_seconds"]) == (2, 1.0, 8.0)
     assert overall([run(3, default=3)], [KEY])[0]["of_default"] is None
 
 
-def test_seconds_until_near_the_best_are_those_of_the_smallest_budget_that_got_there() -> None:
+def test_time_to_near_best_is_that_of_the_smallest_budget_that_got_there() -> None:
     cold = {"stock_s": 8.0}
     runs = [
         run(0, budget="0", seconds=1.0, **cold),

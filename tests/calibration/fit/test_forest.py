@@ -172,7 +172,7 @@ def test_trees_weigh_kernels_by_the_root_of_their_configs(traces: list[Path], mo
     assert alike == pytest.approx(0.5, abs=0.01)
 
 
-def test_networks_learn_what_kernels_share_and_weigh_them_by_the_root_of_their_configs() -> None:
+def test_networks_learn_across_kernels_each_weighted_by_root_of_configs() -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(0, 2, (8000, len(LAUNCH_FEATURES)))
     y = 0.7 * x[:, 3] - 0.4 * abs(x[:, 5])

@@ -48,7 +48,7 @@ def test_no_recorded_config_was_faster_than_its_bound(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_fitted_on_other_shapes_chooses_better_than_the_first_config_listed(kind: str) -> None:
+def test_a_model_fitted_on_other_shapes_beats_the_first_config_listed(kind: str) -> None:
     fitted, others = some(kind)[::2], some(kind)[1::2]
     pairs = {each.pair for each in fitted}
     prior = fit(fitted, trees=4)
@@ -72,7 +72,7 @@ def test_the_shipped_model_says_how_it_does_on_what_was_left_out() -> None:
     )
 
 
-def test_of_fp8_it_does_as_well_as_max_autotune_and_compiles_nothing_for_half_of_the_products() -> None:
+def test_fp8_matches_max_autotune_compiling_for_less_than_half_of_products() -> None:
     card = products_prior(fp8=True).card
     assert card["library_sure"] > 0.5
     assert card["left_out"]["4 unsure"]["over_max_autotune"] < 1.002

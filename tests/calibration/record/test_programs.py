@@ -174,7 +174,7 @@ def test_every_tuner_of_a_package_is_recorded_key_by_key(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("deaths", ["1", "100"])
-def test_a_program_whose_process_is_killed_goes_on_without_the_config_it_died_of(
+def test_a_recording_goes_on_after_a_config_kills_its_process(
     program: Path, record: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: str
 ) -> None:
     monkeypatch.setenv("TOY_DIES", str(tmp_path / "died"))
@@ -200,7 +200,7 @@ def test_what_was_recorded_is_not_measured_again_and_stays_as_it_is(
 
 
 @pytest.mark.thorough
-def test_programs_that_raise_or_launch_nothing_are_problems_and_leave_what_was_measured(
+def test_failing_programs_are_reported_and_what_was_measured_is_kept(
     program: Path, record: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     program.write_text(PROGRAM + "raise ValueError('the program is at fault')\n")
@@ -275,7 +275,7 @@ def test_a_failure_keeps_its_place_and_reason_and_no_code() -> None:
 
 
 @pytest.mark.thorough
-def test_a_trace_is_described_again_by_the_installed_package_and_left_alone_without_it(
+def test_a_trace_is_described_again_only_where_its_package_is_unchanged(
     program: Path, record: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert record(program, "--untuned") == 0

@@ -80,7 +80,7 @@ def test_each_recording_samples_every_variant_and_keeps_how_it_was_timed(
                 assert outcome.message
 
 
-def test_every_config_of_a_gpu_kernel_that_ran_is_described_without_compiling(
+def test_every_config_that_ran_on_a_gpu_is_described_without_compiling(
     recordings: dict[Path, Recording],
 ) -> None:
     for path, recording in recordings.items():

@@ -89,7 +89,7 @@ def test_a_wrong_result_is_a_problem_and_leaves_no_trace(task: Task, monkeypatch
     assert not Path(task.traces).exists()
 
 
-def test_what_was_measured_is_not_launched_again_and_lethal_configs_are_left_out(task: Task, on: Rehearsal) -> None:
+def test_measured_configs_are_not_launched_again_nor_lethal_ones_at_all(task: Task, on: Rehearsal) -> None:
     list(Recorder(task, "cpu").record())
     before = {config["num_warps"]: count for (_, config), count in on.launches.items() if config["BLOCK"] == 4096}
     recorder = Recorder(task, "cpu")

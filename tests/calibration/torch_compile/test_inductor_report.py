@@ -112,7 +112,7 @@ for line in sys.stdin:
 """
 
 
-def test_what_a_process_leaves_is_asked_of_another_and_what_was_found_is_kept(
+def test_a_process_that_ends_early_is_replaced_and_its_answers_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verb, "command_of", lambda _: [sys.executable, "-c", ANSWERING])

@@ -314,7 +314,7 @@ def test_where_our_clock_has_no_memory_inductors_tells(clock: Clock, monkeypatch
     assert "benchmark_gpu" not in vars(benchmarker)
 
 
-def test_a_kernel_whose_config_is_chosen_while_another_is_timed_leaves_that_our_clock(clock: Clock) -> None:
+def test_choosing_a_config_while_another_kernel_is_timed_keeps_our_clock(clock: Clock) -> None:
     def fused(_: Any, __: Any) -> float:
         generated_by_our_clock(CachingAutotuner.bench, lambda: True)(generated(), Launcher(), torch.zeros(4))
         return benchmarker.benchmark_gpu(lambda: None)

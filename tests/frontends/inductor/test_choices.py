@@ -172,7 +172,7 @@ def compared(monkeypatch: Any) -> list[dict[str, float]]:
     return asked
 
 
-def test_nothing_is_fused_nor_compiled_for_that_where_the_library_is_decided(timed: Timed, monkeypatch: Any) -> None:
+def test_nothing_is_compiled_for_fusion_where_the_library_is_decided(timed: Timed, monkeypatch: Any) -> None:
     asked = compared(monkeypatch)
     product()
     assert "aten::mm" in str(decisions()[0].decision.config)
@@ -387,7 +387,7 @@ def test_modes_that_measure_nothing_leave_inductor_nothing_to_time(timed: Timed,
 
 
 @pytest.mark.parametrize(("dtype", "k"), [(torch.bfloat16, 256), (torch.bfloat16, 32), (torch.float32, 256)])
-def test_a_template_is_chosen_unmeasured_only_where_forecasts_know_the_library(
+def test_an_unmeasured_template_is_chosen_only_if_the_library_is_forecast(
     timed: Timed, monkeypatch: Any, dtype: Any, k: int
 ) -> None:
     """In float32, 100 x 29 x 1024 with a bias took 28 us for the library's 16 so (H200)."""
@@ -548,7 +548,7 @@ class Final(InductorChoices):
 @pytest.mark.parametrize(
     ("kind", "why"), [(ReadOnly, ""), (Slotted, "Slotted keeps state in __slots__"), (Final, "no class is derived")]
 )
-def test_choices_that_ours_cannot_be_derived_from_are_left_alone_with_one_warning(
+def test_choices_that_ours_cannot_extend_are_left_alone_with_one_warning(
     timed: Timed, kind: type[InductorChoices], why: str
 ) -> None:
     fa.uninstall()

@@ -161,7 +161,7 @@ def test_the_same_kernel_under_another_name_is_known(
     assert looked_up(function(tmp_path, "triton_poi_mul_7")) is None
 
 
-def test_the_hash_is_what_inductor_makes_of_the_text_that_it_hands_to_compilers(store: Path, tmp_path: Path) -> None:
+def test_the_hash_is_inductors_own_of_the_text_that_is_compiled(store: Path, tmp_path: Path) -> None:
     (text,) = SOURCE.split("@triton.jit\n")[1:]
     of_text = triton_heuristics.generate_lookup_hash_from_source_code(str(SIZES), text)
     assert hash_of(Kernel(function(tmp_path))) == of_text
@@ -193,7 +193,7 @@ def test_a_pack_of_a_faster_machine_leaves_what_is_decided_here(
     assert looked_up(kernel.fn).kwargs == {"XBLOCK": 512}
 
 
-def test_what_is_timed_again_with_other_configs_decides_anew_and_counts_as_used(
+def test_timing_again_with_other_configs_decides_anew_and_counts_as_a_use(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = Kernel(function(tmp_path))

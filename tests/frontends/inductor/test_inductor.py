@@ -249,7 +249,7 @@ def derived() -> Any:
         (lambda: scale, (), {"num_warps": 8, "BLOCK": 64}),
     ],
 )
-def test_kernels_decorated_before_install_are_captured_with_one_config_until_uninstall(
+def test_kernels_decorated_before_install_get_one_config_until_uninstall(
     compiling: Compiling, route: Any, decorated: Any, choices: Any, options: Any
 ) -> None:
     kernel = decorated()
@@ -269,7 +269,7 @@ def test_kernels_decorated_before_install_are_captured_with_one_config_until_uni
         assert not on.launches
 
 
-def test_code_that_holds_a_reached_kernel_is_compiled_again_once_it_is_measured(compiling: Compiling) -> None:
+def test_code_that_holds_a_kernel_is_recompiled_once_that_is_measured(compiling: Compiling) -> None:
     kernel = stock()
     fa.install()
     try:

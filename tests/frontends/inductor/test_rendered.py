@@ -40,7 +40,7 @@ pytestmark = [  # torch's own
 # Convolutions ----------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_convolution_the_library_the_first_and_the_best_forecasts_are_timed(timed: Timed) -> None:
+def test_a_convolution_times_the_library_and_four_templates(timed: Timed) -> None:
     convolution()
     (listed,) = timed.lists
     assert names(listed)[0] == "convolution"
@@ -63,7 +63,7 @@ def test_a_convolution_that_is_decided_goes_on_alone(timed: Timed, monkeypatch: 
     assert len(timed.lists) == 2
 
 
-def test_after_uninstall_a_convolution_is_inductors_and_its_times_are_not_taken_for_ours(timed: Timed) -> None:
+def test_times_of_convolutions_after_uninstall_are_not_taken_for_ours(timed: Timed) -> None:
     with inductor_config.patch(autotune_local_cache=True):
         fa.uninstall()
         convolution()
@@ -134,7 +134,7 @@ def test_of_the_gradient_of_attention_the_best_forecasts_are_timed(timed: Timed,
     assert len(timed.lists) == 1
 
 
-def test_attention_decided_elsewhere_is_not_timed_where_the_store_was_shipped(
+def test_attention_and_convolutions_decided_in_a_pack_are_not_timed(
     timed: Timed, monkeypatch: Any, tmp_path: Path
 ) -> None:
     timed.ms = lambda place: 0.3 - 0.01 * place

@@ -66,7 +66,7 @@ def test_how_sums_are_held_is_part_of_the_key_and_never_changed(timed: Timed) ->
     assert sorted(stored.place.workload.key.get("fast_accum", False) for stored in decisions()) == [False, True]
 
 
-def test_no_template_is_timed_where_the_library_is_forecast_to_be_far_faster(timed: Timed, monkeypatch: Any) -> None:
+def test_no_template_is_timed_where_the_library_is_forecast_far_faster(timed: Timed, monkeypatch: Any) -> None:
     scaled(k=4096)
     assert timed.lists == []
     assert choices.narrowing.counts.forecast == 1

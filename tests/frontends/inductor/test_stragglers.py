@@ -172,7 +172,7 @@ def test_a_candidate_that_was_left_behind_is_told_and_no_failure(monkeypatch: py
     assert "1 left behind, whose compilers took far longer" in stored.decision.reason
 
 
-def test_what_threads_compile_is_waited_for_though_the_pool_is_ready_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_in_threads_are_waited_for_though_the_pool_is_ready_by_then(monkeypatch: pytest.MonkeyPatch) -> None:
     may_leave: list[Any] = []
     preprocess: list[Any] = []
     of_threads, of_the_pool = Choice("early"), Choice("late")

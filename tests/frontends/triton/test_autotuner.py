@@ -1196,7 +1196,7 @@ def test_a_forecast_config_that_does_not_compile_gives_way_to_the_default(monkey
     assert kernel.best_config.kwargs == {"BLOCK": 64}
 
 
-def test_an_error_of_compiling_that_another_config_shares_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compile_error_that_another_config_shares_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     monkeypatch.setattr(dispatch, "decide", forecast_the_second)
     refuse(monkeypatch, launching=tried.append)

@@ -145,7 +145,7 @@ WITHOUT_DATA: dict[str, Callable[[dict[str, Any]], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("on_what", WITHOUT_DATA)
-def test_a_hook_that_launches_a_kernel_launches_it_on_no_tensor_without_data(on_what: str) -> None:
+def test_a_hook_launches_no_kernel_on_tensors_without_data(on_what: str) -> None:
     def hook(named: dict[str, Any]) -> None:
         scale[(1,)](WITHOUT_DATA[on_what](named), 0, 0.0, BLOCK=64)
 

@@ -489,7 +489,7 @@ def test_a_tuner_that_cannot_be_read_is_left_to_triton_with_one_warning() -> Non
     assert sum(on.launches.values()) == 2
 
 
-def test_a_misspelt_parameter_in_another_packages_list_is_told_of_and_breaks_nothing() -> None:
+def test_a_misspelt_parameter_in_another_package_warns_and_breaks_nothing() -> None:
     fa.install()
     kernel = triton.autotune(configs=[*configs(), triton.Config({"BLOK": 64})], key=["n"])(scale)
     kernel.cache[1000, "torch.float32"] = kernel.configs[0]
@@ -730,7 +730,7 @@ def test_torchs_word_for_top_k_is_honoured(given: dict[str, Any], left: int) -> 
     assert [c.kwargs["BLOCK"] for c in kernel.prune_configs({})] == [64, 128][:left]
 
 
-def test_a_setting_that_does_not_parse_is_raised_and_the_kernel_is_tuned_once_it_does(
+def test_a_bad_setting_is_raised_and_the_kernel_is_tuned_once_it_is_mended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fa.install()

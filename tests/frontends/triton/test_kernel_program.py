@@ -263,7 +263,7 @@ def test_functions_as_knobs_and_keys_go_by_their_code() -> None:
     assert (plain_value(tl.float16), plain_value(torch.float16)) == ("fp16", "torch.float16")
 
 
-def test_an_object_without_a_text_goes_by_what_it_holds_and_not_by_its_address() -> None:
+def test_an_object_without_a_text_goes_by_its_contents_not_its_address() -> None:
     class Rounding:
         def __init__(self, digits: int) -> None:
             self.digits = digits
@@ -280,7 +280,7 @@ class Options:
     n: int = 3
 
 
-def test_what_dataclasses_and_containers_hold_goes_by_the_same_text_in_every_process() -> None:
+def test_dataclasses_and_containers_have_the_same_text_in_every_process() -> None:
     def made(factor: int) -> Any:
         return lambda v: v * factor
 

@@ -164,7 +164,7 @@ def test_what_is_compiled_in_the_background_is_what_calls_load() -> None:
         assert on.compiles["scale"] <= 1  # the first call's own
 
 
-def test_calls_that_triton_compiles_apart_teach_nothing_and_wait_for_no_candidate() -> None:
+def test_calls_compiled_apart_teach_nothing_and_wait_for_no_candidate() -> None:
     """One key, and two kernels of it: Triton compiles a number that 16 divides apart."""
     kernel = tuned(mode="online", key=[])
     blocks_of: dict[int, set[int]] = {1000: set(), 1024: set()}
@@ -189,7 +189,7 @@ def test_calls_that_triton_compiles_apart_teach_nothing_and_wait_for_no_candidat
         assert on.compiles["scale"] <= 2  # the first call's own, of each kernel
 
 
-def test_a_first_call_unlike_all_others_does_not_keep_its_key_from_being_learned() -> None:
+def test_an_unusual_first_call_does_not_keep_its_key_from_being_learned() -> None:
     kernel = tuned(mode="online", key=[])
     with playing() as on:
         call(kernel, 1024)
@@ -307,7 +307,7 @@ def test_a_key_whose_first_call_raises_holds_nobody_up() -> None:
             time.sleep(0.0002)
 
 
-def test_keys_that_are_called_no_more_make_way_and_are_learned_at_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_no_longer_called_make_way_and_are_learned_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning_threads, "MOST_THREADS", 2)
     monkeypatch.setattr(learning_threads, "IDLE_S", 0.2)
     monkeypatch.setattr(real_calls, "LOOK_S", 0.05)
@@ -724,7 +724,7 @@ def test_of_too_many_keys_that_wait_those_called_longest_ago_make_way(
     assert learners._waiting == [keys[1], keys[3]]
 
 
-def test_a_key_that_makes_way_while_it_waits_holds_nothing_and_is_learned_again(
+def test_a_waiting_key_that_makes_way_holds_nothing_and_is_learned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(learning_threads, "MOST_THREADS", 0)

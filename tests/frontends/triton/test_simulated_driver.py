@@ -150,7 +150,7 @@ def test_the_driver_that_was_active_is_active_again() -> None:
     assert triton.knobs.compilation.listener is listener
 
 
-def test_a_kernel_that_outlives_its_rehearsal_is_unloaded_by_no_other_driver() -> None:
+def test_a_kernel_that_outlives_its_rehearsal_is_unloaded_when_that_ends() -> None:
     with rehearsal("cuda:90", 1.0):
         kernel = scale[(4,)](torch.empty(100), 100, 2.0, BLOCK=32, num_warps=4)
         assert kernel.module is not None

@@ -328,7 +328,7 @@ class Node:
         raise RuntimeError("not there yet")
 
 
-def test_dataclasses_that_share_parts_or_form_a_long_chain_are_looked_into_once() -> None:
+def test_dataclasses_that_share_parts_or_form_long_chains_are_visited_once() -> None:
     nodes = [Node(torch.ones(4)) for _ in range(2000)]
     for i, node in enumerate(nodes):
         node.others = [nodes[(i + step) % len(nodes)] for step in (1, 2, 3)]

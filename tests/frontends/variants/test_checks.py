@@ -472,7 +472,7 @@ def test_state_of_a_module_is_as_after_one_call(others: int, is_compiled: bool) 
 
 
 @pytest.mark.parametrize("by_argument", [False, True])
-def test_a_lazy_module_is_initialized_by_its_first_call_and_tuned_at_the_next(by_argument: bool) -> None:
+def test_a_lazy_module_is_initialized_at_its_first_call_and_then_tuned(by_argument: bool) -> None:
     def call(x: Any, module: Any) -> Any:
         return module(x).relu()
 
@@ -606,7 +606,7 @@ def test_storages_that_each_call_exchanges_come_back(others: int) -> None:
     assert torch.equal(tuned(x), torch.full((2, 4), 1.75))
 
 
-def test_what_the_first_call_makes_is_not_made_again_while_timed_nor_compared() -> None:
+def test_what_the_first_call_creates_is_neither_timed_nor_compared() -> None:
     class Keeping:
         table: Any = None
 

@@ -66,7 +66,7 @@ def scaled(key: str = "n", **given: Any) -> Any:
     return fa.variants([(of_block, space), of_512], **{"compile_ahead": True, **options})
 
 
-def test_triton_variants_are_compiled_in_the_background_and_decided_by_calls() -> None:
+def test_triton_variants_compile_in_the_background_and_calls_decide() -> None:
     tuned, x = scaled(), torch.empty(4096)
     with playing() as on:
         decision = call_until_decided(tuned, lambda: tuned(x, N))
@@ -206,7 +206,7 @@ class Record:
 
 
 @pytest.mark.parametrize("place", ["argument", "record", "state"])
-def test_a_call_that_has_written_before_its_candidate_raised_is_not_made_again(place: str) -> None:
+def test_a_call_that_wrote_before_its_candidate_raised_is_not_made_again(place: str) -> None:
     alone()
     x = torch.zeros(64)
     given = {"argument": x, "record": Record(x), "state": torch.ones(64)}[place]
@@ -244,7 +244,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("drops", [False, True])
-def test_a_candidate_that_makes_or_drops_tensors_before_it_raises_fails_no_call(drops: bool) -> None:
+def test_a_candidate_that_makes_or_drops_tensors_and_raises_fails_no_call(drops: bool) -> None:
     alone()
     own = Holder()
 
@@ -264,7 +264,7 @@ def test_a_candidate_that_makes_or_drops_tensors_before_it_raises_fails_no_call(
     assert call_until_decided(tuned, lambda: tuned(x, Holder())).config["variant"] == "fine"
 
 
-def test_a_candidate_that_raises_while_another_thread_writes_to_state_fails_no_call() -> None:
+def test_a_candidate_that_raises_while_a_thread_writes_state_fails_no_call() -> None:
     weights = torch.zeros(4)
 
     def fine(x: Any) -> Any:
@@ -320,7 +320,7 @@ def test_a_call_whose_saved_tensors_are_kept_by_hooks_tries_no_candidate() -> No
         assert not entry.learning.teaches(tuned._call_of((other,), {}, (other,)))
 
 
-def test_what_is_decided_between_a_checkpoints_passes_holds_from_the_next_step_on() -> None:
+def test_a_decision_between_a_checkpoints_passes_holds_from_the_next_step() -> None:
     from torch.utils.checkpoint import checkpoint
 
     ran: list[str] = []

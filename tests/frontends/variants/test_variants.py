@@ -876,7 +876,7 @@ def test_a_program_asked_to_end_while_tuning_ends_and_blames_no_config(handler: 
     assert only_decision(function).config["variant"] == "in_time"
 
 
-def test_an_error_of_a_signal_handler_reaches_the_caller_and_blames_no_config() -> None:
+def test_a_signal_handlers_error_reaches_the_caller_and_blames_no_config() -> None:
     """Such as the deadline of a request."""
     met = threading.Event()
 
