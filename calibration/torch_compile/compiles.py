@@ -148,7 +148,7 @@ def main(words: list[str] | None = None) -> int:
         fa.install(inductor=True)
         from forecast_autotune.frontends.inductor.choices import narrowing
 
-        for method in ("narrowed", "narrowed_rendered", "keep"):
+        for method in ("narrow_listed", "narrow_rendered", "record_and_decide"):
             setattr(narrowing, method, _counted(getattr(narrowing, method)))
     select_algorithm.add_feedback_saver(lambda timings, *_: candidates.extend(each.name for each in timings))
     on = clock()

@@ -1,4 +1,4 @@
-"""From a request to a decision: stored, tuned now, or learned from real calls; by the ranks of one job alike."""
+"""From a request to a decision: stored, tuned now, learned from real calls, or by others' times; by ranks alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -14,9 +14,11 @@ import filelock  # noqa: F401  # whose locks a first call takes: importing it ta
 
 from ..compilers.no_compile import NoCompiler
 from ..core.budget import NOTHING, PROCESS_TOTAL, Budget
+from ..core.config import Config
 from ..core.decision import FIRST_RETRY_S, Decision, Resolution
 from ..core.forecast import Abstention, Forecast
-from ..core.job import Job, Progress
+from ..core.job import Job, Progress, Stop
+from ..core.outcome import Measurement, Outcome
 from ..distributed.job_channel import JobChannel, job_channel
 from ..distributed.job_store import JobStore
 from ..distributed.key_list import is_asked_for
@@ -29,6 +31,7 @@ from ..remote.fleet_store import FleetStore
 from ..settings import Settings
 from ..store.config_files.imported import suggested
 from ..store.sqlite import SqliteStore
+from ..tuning import decision_rule
 from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, stored_for_any_constexprs, tune
 from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
@@ -238,10 +241,52 @@ def first_forecasts(job: Job, request: Request, store: Store) -> tuple[Sequence[
     return forecaster.forecasts, forecaster.model_version
 
 
-def keep_decision(job: Job, request: Request, store: Store, decision: Decision) -> Decision:
-    """Store a decision that was made elsewhere than in `decide`; returns the one that all ranks of the job hold to."""
+def decide_by_times(
+    job: Job,
+    store: Store,
+    *,
+    outcomes: Mapping[Config, Outcome],
+    reason: str,
+    compiled: int,
+    budget: str,
+    spent_s: float,
+    run: str,
+    forecasts: Sequence[Forecast | Abstention] = (),
+    model: str = "",
+) -> Decision:
+    """The decision by times that somebody else measured, such as a compiler that times configs itself; it is stored.
+
+    Other ranks are not asked: see `hold_to`.
+
+    Args:
+        outcomes: of all configs that were tried; storing them is the caller's.
+        reason: why no more were tried; it ends the decision's own.
+        compiled: how many configs were compiled for this.
+        budget: of those who timed, as its text.
+        spent_s: seconds that choosing, compiling and timing took.
+        run: the id that the outcomes are stored under.
+        forecasts: made before, in the order of the job's space; empty where none were.
+        model: the version of the fitted model that made them.
+    Raises:
+        NoWorkingConfigError: nothing ran, and the default would bring its process down or never end.
+    """
+    findings = decision_rule.Findings(
+        job=job,
+        outcomes=outcomes,
+        finals={},
+        forecasts=forecasts,
+        tried=outcomes.keys(),
+        compiled=compiled,
+        budget=budget,
+        spent_s=spent_s,
+        run=run,
+        now=time.time(),
+        compiling_s=sum((o.compile_s for o in outcomes.values() if isinstance(o, Measurement)), start=0.0),
+        model=model,
+    )
+    decision = decision_rule.decide(findings, Stop(reason))
     store.record_decision(job, decision)
-    return hold_to(job, request, store, decision)
+    return decision
 
 
 def hold_to(job: Job, request: Request, store: Store, decision: Decision) -> Decision:

@@ -78,7 +78,7 @@ for name, (function, run) in functions.items():
     found[name] = timed[before:]
 from forecast_autotune.frontends.inductor.choices import narrowing
 
-known = narrowing._known.values()
+known = narrowing._selections.values()
 chosen = [str(config) for each in known for config in each.parameters]
 print(json.dumps({"timed": found, "chosen": chosen, "recalled": narrowing.counts.recalled}))
 """
@@ -186,7 +186,8 @@ for name, function in functions.items():
 from forecast_autotune.frontends.inductor.generated import kernels
 from forecast_autotune.frontends.inductor.request import stood_aside
 
-print(json.dumps({"benched": counts, "timed": kernels.timed, "recalled": kernels.recalled, "aside": stood_aside()}))
+told = {"timed": kernels.timed_count, "recalled": kernels.recalled_count, "aside": stood_aside()}
+print(json.dumps({"benched": counts, **told}))
 """
 
 

@@ -25,7 +25,7 @@ from ...core.fork_safe_lock import fork_safe_lock
 from ...core.outcome import SWITCH_MARGIN
 from ...measure.clocks import EventClock, Launch
 from ...measure.gpu import Flush, spin
-from .stragglers import is_left, wait_after_all
+from .stragglers import is_left_behind, wait_after_all
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +50,8 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
         device = choices[0].layout.device if choices else None
         ours = device is not None and device.type == "cuda" and is_wanted()
         with _clock_on(device) if ours else contextlib.nullcontext():
-            timings = benchmark_choices([choice for choice in choices if not is_left(choice)], *others, **named)
-            if (left := list(filter(is_left, choices))) and not any(map(math.isfinite, timings.values())):
+            timings = benchmark_choices([choice for choice in choices if not is_left_behind(choice)], *others, **named)
+            if (left := list(filter(is_left_behind, choices))) and not any(map(math.isfinite, timings.values())):
                 wait_after_all(left)
                 timings |= benchmark_choices(left, *others, **named)
         return {choice: timings.get(choice, math.inf) for choice in choices}
@@ -59,27 +59,27 @@ def by_our_clock(benchmark_choices: Callable[..., dict[Any, float]], is_wanted: 
     return benchmarked
 
 
-def timed_on_account(
-    do_autotuning: Callable[..., Any], timed: Callable[[Sequence[Any], Callable[[], Any]], Any]
+def timed_within_total(
+    do_autotuning: Callable[..., Any], time_within_total: Callable[[Sequence[Any], Callable[[], Any]], Any]
 ) -> Any:
-    """Inductor's method that waits for compilers of an operation's candidates and times them, with what that takes noted.
+    """Inductor's method that waits for compilers of an operation's candidates and times them, within the process's total.
 
     Args:
         do_autotuning: takes candidates by the name `choices`, among others; returns milliseconds by candidate.
-        timed: takes candidates and what times them; returns the like.
+        time_within_total: takes candidates and what times them; returns the like.
     """
     signature = inspect.signature(do_autotuning)
 
     @functools.wraps(do_autotuning)
     def autotuned(*args: Any, **named: Any) -> Any:
         choices = signature.bind(*args, **named).arguments["choices"]
-        return timed(choices, lambda: do_autotuning(*args, **named))
+        return time_within_total(choices, lambda: do_autotuning(*args, **named))
 
     return autotuned
 
 
 def timed_in_this_process(
-    lookup: Callable[..., dict[Any, float]], times_of: Callable[[Sequence[Any]], dict[Any, float] | None]
+    lookup: Callable[..., dict[Any, float]], known_times_ms: Callable[[Sequence[Any]], dict[Any, float] | None]
 ) -> Any:
     """Inductor's `lookup` of times, which answers for candidates of ours with those of this process alone.
 
@@ -88,14 +88,14 @@ def timed_in_this_process(
     Args:
         lookup: takes candidates, the operation, its inputs, and what times candidates, or None to time nothing; returns
             milliseconds by candidate.
-        times_of: takes candidates; returns the milliseconds of those that were timed, or None where none is ours.
+        known_times_ms: takes candidates; returns the milliseconds of those that were timed, or None where none is ours.
     """
 
     @functools.wraps(lookup)
     def looked_up(
         cache: Any, choices: Sequence[Any], op: str, inputs: str, benchmark: Any, *others: Any, **named: Any
     ) -> Any:
-        known = times_of(choices)
+        known = known_times_ms(choices)
         if known is None:
             return lookup(cache, choices, op, inputs, benchmark, *others, **named)
         if benchmark is None or len(known) == len(choices):

@@ -63,7 +63,7 @@ class NarrowedChoices(NamedChoices):
         if stood_aside() or getattr(inductor_config, "deterministic", False):
             return listed
         try:
-            return narrowing.narrowed(
+            return narrowing.narrow_listed(
                 listed,
                 lambda: _exhaustive(self, kernel_inputs, templates, op_name, kwarg_overrides),
                 kernel_inputs,
@@ -81,7 +81,7 @@ class NarrowedChoices(NamedChoices):
         if not allowed or stood_aside() or not getattr(inductor_config, "benchmark_epilogue_fusion", False):
             return allowed
         buffers = [node.get_template_node() for node in args if hasattr(node, "get_template_node")]
-        return not any(isinstance(each, MultiTemplateBuffer) and narrowing.is_librarys(each) for each in buffers)
+        return not any(isinstance(each, MultiTemplateBuffer) and narrowing.library_is_decided(each) for each in buffers)
 
     def get_flex_attention_fwd_configs(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Configs of flex attention, the one first that Inductor takes without max-autotune."""
@@ -133,7 +133,7 @@ def is_ours(handler: Any) -> bool:
     return isinstance(handler, NamedChoices)
 
 
-def asked(handler: Any) -> Any:
+def listing_handler(handler: Any) -> Any:
     """Who lists candidates: one of several that torch 2.15 has made one of, or the one there is."""
     return getattr(getattr(handler, HOOK, None), "__self__", handler)
 
@@ -188,20 +188,20 @@ def _listen() -> None:
     from torch._inductor import select_algorithm
     from torch._inductor.async_compile import AsyncCompile
 
-    def keep(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
+    def record(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
         if is_wanted() and not stood_aside():
             try:
-                narrowing.keep(timings, precompile_s)
+                narrowing.record_and_decide(timings, precompile_s)
             except Exception as err:
                 stand_aside(err)
 
-    def drop(listed: list[Any]) -> list[Any]:
+    def narrow_rendered(listed: list[Any]) -> list[Any]:
         if not is_wanted() or stood_aside() or getattr(inductor_config, "deterministic", False):
             return listed
         try:
-            passed_on = narrowing.narrowed_rendered(narrowing.without_dropped(listed))
+            passed_on = narrowing.narrow_rendered(narrowing.without_dropped(listed))
             pooled = AsyncCompile.use_process_pool()  # as it is when they go to compilers, which is next
-            for choice in filter(narrowing.may_leave, passed_on):
+            for choice in filter(narrowing.may_leave_behind, passed_on):
                 choice.annotations[POOLED] = pooled
                 if pooled:
                     note_begun(choice)
@@ -212,29 +212,29 @@ def _listen() -> None:
             stand_aside(err)
             return listed
 
-    def alone(buffer: Any) -> None:
+    def decide_unfused(buffer: Any) -> None:
         if isinstance(buffer, MultiTemplateBuffer) and is_wanted() and not stood_aside():
             try:
-                narrowing.alone(buffer)
+                narrowing.decide_unfused(buffer)
             except Exception as err:
                 stand_aside(err)
 
-    def may_leave(choice: Any) -> bool:
+    def may_leave_behind(choice: Any) -> bool:
         if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
             return False
         pooled = getattr(choice, "annotations", {}).get(POOLED, False)  # Inductor waits for threads anyway
-        return pooled and is_wanted() and not stood_aside() and narrowing.may_leave(choice)
+        return pooled and is_wanted() and not stood_aside() and narrowing.may_leave_behind(choice)
 
-    def times_of(listed: Sequence[Any]) -> dict[Any, float] | None:
-        return narrowing.times_of(listed) if is_wanted() and not stood_aside() else None
+    def known_times_ms(listed: Sequence[Any]) -> dict[Any, float] | None:
+        return narrowing.known_times_ms(listed) if is_wanted() and not stood_aside() else None
 
-    def account(listed: Sequence[Any], time_them: Callable[[], Any]) -> Any:
-        return narrowing.timed(listed, time_them) if is_wanted() and not stood_aside() else time_them()
+    def time_within_total(listed: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+        return narrowing.time_within_total(listed, time_them) if is_wanted() and not stood_aside() else time_them()
 
-    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave, times_of, account)
+    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave_behind, known_times_ms, time_within_total)
     patch_fusion(lambda: is_wanted() and not stood_aside())
     patch_generated(lambda: is_wanted() and not stood_aside())
-    patch_finalizing(alone)
-    select_algorithm.add_preprocessing_fn(drop)
-    select_algorithm.add_feedback_saver(keep)
+    patch_finalizing(decide_unfused)
+    select_algorithm.add_preprocessing_fn(narrow_rendered)
+    select_algorithm.add_feedback_saver(record)
     narrowing.listens = True

@@ -14,7 +14,6 @@ import logging
 import math
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,16 +22,15 @@ from weakref import WeakKeyDictionary
 
 from ...core.config import Config
 from ...core.digest import digest
-from ...core.forecast import Abstention
 from ...core.fork_safe_lock import fork_safe_lock
-from ...core.job import Job, Stop
+from ...core.job import Job
 from ...core.outcome import Failure, Measurement
 from ...core.space import Space
 from ...core.workload import Program, Workload
 from ...measure.probe import detect_hardware
 from ...remote.fleet_store import open_store
 from ...settings import Settings
-from ...tuning.decision_rule import Findings, decide
+from ..deciding import decide_by_times
 from .hook import is_wanted
 from .request import GENERATED, stand_aside, stood_aside
 
@@ -48,19 +46,18 @@ SIGNATURE = re.compile(r"'signature': (\{[^{}]*\})")
 DEVICE = re.compile(r"DeviceProperties\(type='cuda', index=(\d+)")
 
 _UNKNOWN = Config({"unknown": True})  # stands for one that is none of ours
-_thread = threading.local()  # `asked`: what Inductor has compiled in this thread
-_UNASKED = Abstention(source="inductor", reason="Inductor lists and times these itself")
+_thread = threading.local()  # `signature`: of the kernel that Inductor has compiled in this thread
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What tells apart kernels of one hash: the types of their parameters, by name, and the device."""
+class KernelSignature:
+    """The types of a kernel's parameters, by name, and the device: what tells apart kernels of one hash."""
 
     types: Mapping[str, str]
     device: str
 
     @classmethod
-    def of(cls, source: str) -> Asked | None:
+    def of(cls, source: str) -> KernelSignature | None:
         """What Inductor's text of a kernel says; None where it says nothing of the kind, as of other devices than CUDA's."""
         signature, device = SIGNATURE.search(source), DEVICE.search(source)
         if signature is None or device is None:
@@ -91,57 +88,60 @@ class LookupTable(dict[str, dict[str, Any]]):
 
     Args:
         theirs: the table that it takes the place of.
-        best: from a kernel's hash to its stored config; None where nothing is stored.
+        stored_config: from a kernel's hash to its stored config; None where nothing is stored.
     """
 
-    def __init__(self, theirs: Mapping[str, dict[str, Any]], best: Callable[[str], Mapping[str, Any] | None]) -> None:
+    def __init__(
+        self, theirs: Mapping[str, dict[str, Any]], stored_config: Callable[[str], Mapping[str, Any] | None]
+    ) -> None:
         super().__init__(theirs)
-        self._best = best
+        self._stored_config = stored_config
 
     def __len__(self) -> int:
         """At least one while it answers: Inductor asks no table that is empty."""
         return max(int(_is_answered()), super().__len__())
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (isinstance(name, str) and self._best(name) is not None)
+        return super().__contains__(name) or (isinstance(name, str) and self._stored_config(name) is not None)
 
     def __missing__(self, name: str) -> dict[str, Any]:
-        if (best := self._best(name)) is None:
+        if (config := self._stored_config(name)) is None:
             raise KeyError(name)
-        return dict(best)
+        return dict(config)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self.items()),)
 
     def __copy__(self) -> LookupTable:
-        return LookupTable(dict(self.items()), self._best)
+        return LookupTable(dict(self.items()), self._stored_config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LookupTable:
-        return LookupTable(copy.deepcopy(dict(self.items()), memo), self._best)
+        return LookupTable(copy.deepcopy(dict(self.items()), memo), self._stored_config)
 
 
 class GeneratedKernels:
     """What configs of generated kernels took in this process, and what is stored of them; safe for threads.
 
     Attributes:
-        timed, recalled: how many kernels were timed, and how many took a stored config.
+        timed_count, recalled_count: how many kernels were timed, and how many took a stored config.
     """
 
     def __init__(self) -> None:
-        self.timed = self.recalled = 0
+        self.timed_count = self.recalled_count = 0
         self._lock = fork_safe_lock()
         self._times: WeakKeyDictionary[Any, dict[Config, float | None]] = WeakKeyDictionary()
-        self._best: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
-        self._told: set[tuple[str, str]] = set()  # kernels that took a stored config
+        self._answers: dict[tuple[str, str, str], Mapping[str, Any] | None] = {}
+        self._answered: set[tuple[str, str]] = set()  # kernels that took a stored config
 
     @property
     def text(self) -> str:
         """What was done, in words; empty where nothing was."""
-        if not self.timed + self.recalled:
+        timed, recalled = self.timed_count, self.recalled_count
+        if not timed + recalled:
             return ""
-        return f"of the kernels that Inductor generated {self.timed} were timed, {self.recalled} took a stored config"
+        return f"of the kernels that Inductor generated {timed} were timed, {recalled} took a stored config"
 
-    def note(self, kernel: Any, launcher: Any, ms: float | None) -> None:
+    def note_time(self, kernel: Any, launcher: Any, ms: float | None) -> None:
         """Note what a config took by our clock, in milliseconds, infinite if it cannot run; None: by another clock."""
         try:
             if not (_is_answered() and _is_looked_up(kernel)):
@@ -153,14 +153,14 @@ class GeneratedKernels:
         with self._lock:
             self._times.setdefault(kernel, {})[config] = ms
 
-    def keep(self, kernel: Any) -> None:
+    def record_and_decide(self, kernel: Any) -> None:
         """Store the outcomes of a kernel whose configs Inductor has timed, and the decision by them."""
         try:
-            self._keep(kernel)
+            self._record_and_decide(kernel)
         except Exception as err:
             stand_aside(err)
 
-    def _keep(self, kernel: Any) -> None:
+    def _record_and_decide(self, kernel: Any) -> None:
         with self._lock:
             times = self._times.pop(kernel, {})
         if len(times) < 2 or not _is_looked_up(kernel) or not _is_varied(kernel):
@@ -174,7 +174,7 @@ class GeneratedKernels:
         if len(times_ms) < len(times):
             return
         run = uuid.uuid4().hex
-        job = _job(hash_of(kernel), _asked(kernel), TimedConfigs(times_ms))
+        job = _job(hash_of(kernel), _signature_of(kernel), TimedConfigs(times_ms))
         store = open_store(Settings.from_environment())
         outcomes = {
             config: Measurement(samples_us=(ms * 1e3,))
@@ -184,51 +184,48 @@ class GeneratedKernels:
         }
         for config, outcome in outcomes.items():
             store.record_outcome(job, run, config, outcome, None)
-        findings = Findings(
-            job=job,
+        decide_by_times(
+            job,
+            store,
             outcomes=outcomes,
-            finals={},
-            forecasts=[_UNASKED] * len(job.space),
-            tried=set(outcomes),
+            reason=f"Inductor timed all {len(outcomes)} configs that it lists",
             compiled=len(outcomes),
             budget="all",
             spent_s=getattr(kernel, "autotune_time_taken_ns", 0) * 1e-9,
             run=run,
-            now=time.time(),
         )
-        store.record_decision(job, decide(findings, Stop(f"Inductor timed all {len(outcomes)} configs that it lists")))
         with self._lock:
-            self.timed += 1
+            self.timed_count += 1
 
-    def best(self, name: str) -> Mapping[str, Any] | None:
+    def stored_for_compiling(self, name: str) -> Mapping[str, Any] | None:
         """The stored config of the kernel that Inductor compiles now, in this thread; the same while the process lives."""
-        asked: Asked | None = getattr(_thread, "asked", None)
-        best = None if asked is None else self.best_of(name, asked)
-        if best is not None:
+        signature: KernelSignature | None = getattr(_thread, "signature", None)
+        config = None if signature is None else self.stored_config(name, signature)
+        if config is not None:
             with self._lock:
-                self._told.add((name, str(asked)))
-                self.recalled = len(self._told)
-        return best
+                self._answered.add((name, str(signature)))
+                self.recalled_count = len(self._answered)
+        return config
 
-    def best_of(self, name: str, asked: Asked) -> Mapping[str, Any] | None:
+    def stored_config(self, name: str, signature: KernelSignature) -> Mapping[str, Any] | None:
         """The stored config of a kernel; None where nothing is to be answered."""
         if not _is_answered() or _is_compile_worker():
             return None
         try:
-            return self._best_of(name, asked)
+            return self._stored_config(name, signature)
         except Exception as err:
             stand_aside(err)
             return None
 
-    def _best_of(self, name: str, asked: Asked) -> Mapping[str, Any] | None:
+    def _stored_config(self, name: str, signature: KernelSignature) -> Mapping[str, Any] | None:
         settings = Settings.from_environment()
-        known = (name, str(asked), str(settings.dir))
+        key = (name, str(signature), str(settings.dir))
         with self._lock:
-            if known in self._best:
-                return self._best[known]
-        found = None if settings.mode == "first" else _stored(name, asked, settings)
+            if key in self._answers:
+                return self._answers[key]
+        config = None if settings.mode == "first" else _config_in_store(name, signature, settings)
         with self._lock:
-            return self._best.setdefault(known, found)
+            return self._answers.setdefault(key, config)
 
     def is_stored(self, kernel: Any, launcher: Any) -> bool:
         """Whether a kernel runs the config that is stored: Inductor need not look for a better one."""
@@ -239,14 +236,14 @@ class GeneratedKernels:
             return False
 
     def _is_stored(self, kernel: Any, config: Config) -> bool:
-        return self.best_of(hash_of(kernel), _asked(kernel)) == dict(config.knobs)
+        return self.stored_config(hash_of(kernel), _signature_of(kernel)) == dict(config.knobs)
 
 
 kernels = GeneratedKernels()
 """Those of this process."""
 
 
-def compiled(triton: Callable[..., Any]) -> Any:
+def with_signature_noted(triton: Callable[..., Any]) -> Any:
     """Inductor's method that has a kernel compiled, given its name and text; the table then answers for this kernel alone.
 
     What tells kernels apart that have one hash, the types of what they are given and the device, is in that text.
@@ -254,29 +251,29 @@ def compiled(triton: Callable[..., Any]) -> Any:
 
     @functools.wraps(triton)
     def compiling(pool: Any, kernel_name: str, source_code: str, *others: Any, **named: Any) -> Any:
-        before = getattr(_thread, "asked", None)
-        _thread.asked = Asked.of(source_code) if _is_answered() else None
+        before = getattr(_thread, "signature", None)
+        _thread.signature = KernelSignature.of(source_code) if _is_answered() else None
         try:
             return triton(pool, kernel_name, source_code, *others, **named)
         finally:
-            _thread.asked = before
+            _thread.signature = before
 
     return compiling
 
 
-def kept(autotune_to_one_config: Callable[..., None]) -> Any:
+def with_times_kept(autotune_to_one_config: Callable[..., None]) -> Any:
     """Inductor's method that times all configs of a kernel and takes the best; what they took is kept."""
 
     @functools.wraps(autotune_to_one_config)
     def autotuned(kernel: Any, *args: Any, **named: Any) -> None:
         autotune_to_one_config(kernel, *args, **named)
         if _is_answered() and not kernel.inductor_meta.get("coordinate_descent_tuning", False):  # else more are timed
-            kernels.keep(kernel)
+            kernels.record_and_decide(kernel)
 
     return autotuned
 
 
-def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
+def searched_unless_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
     """Inductor's method that looks for a better config, one knob at a time, from a launcher; not from what is stored."""
 
     @functools.wraps(coordinate_descent_tuning)
@@ -288,7 +285,7 @@ def kept_or_stored(coordinate_descent_tuning: Callable[..., Any]) -> Any:
             return launcher
         best = coordinate_descent_tuning(kernel, launcher, *args, **named)
         if _is_answered():
-            kernels.keep(kernel)
+            kernels.record_and_decide(kernel)
         return best
 
     return tuned
@@ -344,8 +341,8 @@ def hash_of(kernel: Any) -> str:
     return str(generate_lookup_hash_from_source_code(str(kernel.size_hints), kernel.fn.src))
 
 
-def _asked(kernel: Any) -> Asked:
-    return Asked(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
+def _signature_of(kernel: Any) -> KernelSignature:
+    return KernelSignature(kernel.triton_meta["signature"], f"cuda:{kernel.device_props.index or 0}")
 
 
 def _is_looked_up(kernel: Any) -> bool:
@@ -363,9 +360,9 @@ def _is_varied(kernel: Any) -> bool:
     return not _has_blocks_added(kernel) or bool(kernel.inductor_meta.get("dynamic_scale_rblock", True))
 
 
-def _stored(name: str, asked: Asked, settings: Settings) -> Mapping[str, Any] | None:
+def _config_in_store(name: str, signature: KernelSignature, settings: Settings) -> Mapping[str, Any] | None:
     """The config that is decided for a kernel, if the table can tell it."""
-    decision = open_store(settings).decision(_job(name, asked, TimedConfigs([_UNKNOWN])))
+    decision = open_store(settings).decision(_job(name, signature, TimedConfigs([_UNKNOWN])))
     if decision is None or decision.basis != "measured":
         return None
     knobs = {name: value for name, value in decision.config.knobs.items() if value is not None}
@@ -373,12 +370,12 @@ def _stored(name: str, asked: Asked, settings: Settings) -> Mapping[str, Any] | 
     return knobs if told and all(type(value) is int for value in knobs.values()) else None
 
 
-def _job(name: str, asked: Asked, space: Space) -> Job:
+def _job(name: str, signature: KernelSignature, space: Space) -> Job:
     from .candidates import toolchain_of
 
     return Job(
-        workload=Workload(program=PROGRAM, key={"kernel": name, "types": asked.types}, timing="inductor"),
+        workload=Workload(program=PROGRAM, key={"kernel": name, "types": signature.types}, timing="inductor"),
         space=space,
-        hardware=detect_hardware(asked.device),
+        hardware=detect_hardware(signature.device),
         toolchain=toolchain_of("cuda"),
     )

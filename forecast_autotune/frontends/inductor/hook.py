@@ -117,10 +117,10 @@ def why_not_in() -> str:
         return (
             f"{config.inductor_choices_class!r} took the place of ours in torch._inductor.config.inductor_choices_class"
         )
-    from .choices import asked, is_ours
+    from .choices import is_ours, listing_handler
     from .request import stood_aside
 
-    handler = asked(sys.modules[VIRTUALIZED].V.choices)
+    handler = listing_handler(sys.modules[VIRTUALIZED].V.choices)
     if not is_ours(handler) and not stood_aside():
         return f"a {type(handler).__qualname__} took the place of ours"
     return stood_aside()
@@ -194,8 +194,8 @@ def _answer_table(config: Any) -> None:
 
     theirs = getattr(config, TABLE, None)
     if isinstance(theirs, dict) and not isinstance(theirs, LookupTable):
-        setattr(config, TABLE, LookupTable(theirs, kernels.best))
-        _give_other_threads(config, TABLE, LookupTable({}, kernels.best))
+        setattr(config, TABLE, LookupTable(theirs, kernels.stored_for_compiling))
+        _give_other_threads(config, TABLE, LookupTable({}, kernels.stored_for_compiling))
 
 
 def _give_table_back(config: Any) -> None:

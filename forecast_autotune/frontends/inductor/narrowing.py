@@ -15,10 +15,9 @@ from typing import Any
 from ...compilers.no_compile import NoCompiler
 from ...core.budget import PROCESS_TOTAL, Budget
 from ...core.config import Config
-from ...core.decision import Decision
 from ...core.forecast import Abstention, Forecast
 from ...core.fork_safe_lock import fork_safe_lock
-from ...core.job import Job, Stop
+from ...core.job import Job
 from ...core.outcome import Failure, Measurement, Outcome
 from ...core.space import Space
 from ...core.user_warnings import warn_user
@@ -27,9 +26,7 @@ from ...features.forecast_columns import columns_of
 from ...measure.no_measurer import NO_MEASURER
 from ...remote.fleet_store import open_store
 from ...store.sqlite import SqliteStore
-from ...tuning.decision_rule import Findings
-from ...tuning.decision_rule import decide as decide_by_times
-from ..deciding import decide, first_forecasts, hold_to, keep_decision, ranks_decide, recall
+from ..deciding import decide, decide_by_times, first_forecasts, hold_to, ranks_decide, recall
 from ..request import Request
 from .candidates import Candidates, is_library
 from .generated import kernels
@@ -38,7 +35,7 @@ from .lowered import Lowered, is_fp8, is_number
 from .product_candidates import LAUNCH_US, ProductCandidates
 from .rendered import ATTENTION, RenderedCandidates, operation_of, sizes_of
 from .request import DEFAULT_BUDGET, knows_libraries, operation_request, product_request
-from .stragglers import LEFT, is_left
+from .stragglers import LEFT_BEHIND, is_left_behind
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +44,9 @@ LEAST_CHANCE = 1e-9  # of running: its logarithm is finite
 # equal n and k left out, 47 % then have none, and 0.1 % is lost by that with a budget of 4 (`calibration fit-products`). Of
 # 196 products of fp8 55 % have none, and as much is lost.
 FAR_SLOWER = 1.2
-MARK = "forecast_autotune"  # in a candidate's annotations: what was chosen with it, and its config
+MARK = "forecast_autotune"  # in a candidate's annotations: its selection, and its config
 DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
-MOST_KNOWN = 256  # products
+MOST_SELECTIONS = 256  # that are remembered
 OTHER_RANKS = "this rank has not timed what the ranks decided on, and compiles its own best until the next process:"
 
 
@@ -60,7 +57,8 @@ class Trial:
     Attributes:
         spent_s: seconds of choosing them, later also of waiting for their compilers and of timing.
         began: when Inductor began to wait for their compilers, by `time.perf_counter`.
-        left: how many were left behind, for they compiled far longer than the others.
+        outcomes: of those that were timed.
+        left_behind: how many were not, for they compiled far longer than the others.
     """
 
     candidates: Candidates
@@ -71,28 +69,28 @@ class Trial:
     spent_s: float
     began: float = field(default_factory=time.perf_counter)
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
-    kept: dict[Config, Outcome] = field(default_factory=dict)
-    left: int = 0
+    outcomes: dict[Config, Outcome] = field(default_factory=dict)
+    left_behind: int = 0
 
 
 @dataclass(slots=True)
-class Chosen:
+class Selection:
     """What goes on of one product, and the trial of it where that is several candidates.
 
     Attributes:
         parameters: by config, in their order; once they are timed, the decided one alone.
-        of: how many candidates there were.
-        charged: the trial that decided for a template, against a library that was charged for an epilogue.
-        left: what was left behind for it compiled far longer than the others, by what Inductor calls it.
-        times: milliseconds of what was timed, by config, or by what Inductor calls it where it is none of ours.
+        candidate_count: how many candidates there were.
+        charged_trial: the trial that decided for a template, against a library that was charged for an epilogue.
+        left_behind: what was left behind for it compiled far longer than the others, by what Inductor calls it.
+        times_ms: of what was timed, by config, or by what Inductor calls it where it is none of ours.
     """
 
     parameters: Mapping[Config, tuple[str, Any]]
-    of: int
+    candidate_count: int
     trial: Trial | None = None
-    charged: Trial | None = None
-    left: set[str] = field(default_factory=set)
-    times: dict[object, float] = field(default_factory=dict)
+    charged_trial: Trial | None = None
+    left_behind: set[str] = field(default_factory=set)
+    times_ms: dict[object, float] = field(default_factory=dict)
 
     @property
     def decided(self) -> Config:
@@ -129,9 +127,9 @@ class Narrowing:
         self.listens = False
         self._lock = fork_safe_lock()
         self._thread = threading.local()  # `ahead`: operands, and what was listed for them
-        self._known: dict[tuple[object, ...], Chosen] = {}  # a model has the same product in each of its layers
+        self._selections: dict[tuple[object, ...], Selection] = {}  # a model has the same product in each of its layers
 
-    def narrowed(
+    def narrow_listed(
         self, listed: list[Any], exhaustive: Callable[[], list[Any]], kernel_inputs: Any, op: str
     ) -> list[Any]:
         """The candidates for Inductor to go on with: one where it is decided, else some for it to compile and time.
@@ -146,22 +144,23 @@ class Narrowing:
             if listed:  # torch 2.13 lists those of addmm by themselves, ahead of the others
                 self._thread.ahead = kernel_inputs.nodes()[-2:], listed
             return listed
-        ahead = [] if any(is_extern(candidate) for candidate in listed) else self._ahead(kernel_inputs)
-        chosen = self._narrowed([*ahead, *listed], exhaustive, kernel_inputs, op)
+        ahead = [] if any(is_extern(candidate) for candidate in listed) else self._listed_ahead(kernel_inputs)
+        passed_on = self._narrow_whole([*ahead, *listed], exhaustive, kernel_inputs, op)
         for candidate in ahead:
-            candidate.annotations[DROPPED] = candidate not in chosen
-        return [candidate for candidate in chosen if candidate not in ahead]
+            candidate.annotations[DROPPED] = candidate not in passed_on
+        return [candidate for candidate in passed_on if candidate not in ahead]
 
-    def _ahead(self, kernel_inputs: Any) -> list[Any]:
+    def _listed_ahead(self, kernel_inputs: Any) -> list[Any]:
         """The library's functions that were listed in this thread for the same product before its other candidates."""
         nodes, listed = getattr(self._thread, "ahead", ((), []))
         self._thread.ahead = (), []
         now = kernel_inputs.nodes()[-2:]
         return listed if len(nodes) == len(now) and all(map(operator.is_, nodes, now)) else []
 
-    def _narrowed(
+    def _narrow_whole(
         self, listed: list[Any], exhaustive: Callable[[], list[Any]], kernel_inputs: Any, op: str
     ) -> list[Any]:
+        """As `narrow_listed`, of a list that what was listed ahead is part of."""
         if len(listed) < 2:
             return listed
         if any(candidate.params.to_kwargs().get("hint_override") is not None for candidate in listed):
@@ -170,21 +169,11 @@ class Narrowing:
         if request.settings.mode == "first":
             return listed[:1]
         lowered = Lowered.of(listed, kernel_inputs, op)
-        known = (lowered, request.settings.mode, request.budget, str(request.settings.dir))
-        chosen = self._known.get(known)
-        if chosen is None:
-            candidates = ProductCandidates(lowered, listed, exhaustive())
-            chosen = self._remember(known, self._chosen(candidates, request))
-        self._count_passed_on(chosen)
-        passed_on = []
-        for config, parameters in chosen.parameters.items():
-            candidate = as_listed(parameters, listed)
-            if chosen.trial is not None:
-                candidate.annotations.update({MARK: (chosen, config), LEFT: chosen.left})
-            passed_on.append(candidate)
-        return passed_on
+        selection = self._select(lowered, request, lambda: ProductCandidates(lowered, listed, exhaustive()))
+        passed_on = {config: as_listed(parameters, listed) for config, parameters in selection.parameters.items()}
+        return _annotated(passed_on, selection)
 
-    def narrowed_rendered(self, listed: list[Any]) -> list[Any]:
+    def narrow_rendered(self, listed: list[Any]) -> list[Any]:
         """Of what Inductor has rendered for a convolution or for flex attention, the candidates for it to go on with.
 
         Raises:
@@ -198,67 +187,61 @@ class Narrowing:
         candidates = RenderedCandidates(operation, listed)
         if request.settings.mode == "first":
             return [listed[candidates.places[candidates.undescribed_job.space.default]]]
-        known = (
-            candidates.undescribed_job.workload.digest,
-            candidates.undescribed_job.space.digest,
-            request.settings.mode,
-            request.budget,
-            str(request.settings.dir),
-        )
-        chosen = self._known.get(known) or self._remember(known, self._chosen(candidates, request))
-        self._count_passed_on(chosen)
-        passed_on = {config: listed[candidates.places[config]] for config in chosen.parameters}
-        if chosen.trial is not None:
-            for config, candidate in passed_on.items():
-                candidate.annotations.update({MARK: (chosen, config), LEFT: chosen.left})
-        return list(passed_on.values())
+        digests = candidates.undescribed_job.workload.digest, candidates.undescribed_job.space.digest
+        selection = self._select(digests, request, lambda: candidates)
+        return _annotated({config: listed[candidates.places[config]] for config in selection.parameters}, selection)
 
-    def _remember(self, known: tuple[object, ...], chosen: Chosen) -> Chosen:
-        with self._lock:
-            self._known[known] = chosen
-            while len(self._known) > MOST_KNOWN:
-                del self._known[next(iter(self._known))]
-        return chosen
+    def _select(self, operation: object, request: Request, candidates_of: Callable[[], Candidates]) -> Selection:
+        """What was selected for an equal operation of this process, else what is selected now; it is counted.
 
-    def _count_passed_on(self, chosen: Chosen) -> None:
+        Args:
+            operation: equal for equal operations; hashable.
+            candidates_of: called where no equal operation was met yet.
+        """
+        key = (operation, request.settings.mode, request.budget, str(request.settings.dir))
+        selection = self._selections.get(key)
+        if selection is None:
+            selection = self._select_anew(candidates_of(), request)
+            with self._lock:
+                self._selections[key] = selection
+                while len(self._selections) > MOST_SELECTIONS:
+                    del self._selections[next(iter(self._selections))]
         with self._lock:
             self.counts.products += 1
-            self.counts.candidates += chosen.of
-            self.counts.passed_on += len(chosen.parameters)
+            self.counts.candidates += selection.candidate_count
+            self.counts.passed_on += len(selection.parameters)
+        return selection
 
-    def _chosen(self, candidates: Candidates, request: Request) -> Chosen:
+    def _select_anew(self, candidates: Candidates, request: Request) -> Selection:
+        """What is stored, else the library where that is surely best, else what is forecast, or several to be timed."""
         began = time.perf_counter()
         store, budget, job = open_store(request.settings), Budget(request.budget), candidates.undescribed_job
         measures = budget.measures and request.settings.mode != "strict"
-        known = recall(job, request, store)
-        few_were_tried = known is not None and measures and budget.all and "all" not in known.budget
-        if known is not None and known.is_measured and not few_were_tried:
+        recalled = recall(job, request, store)
+        few_were_tried = recalled is not None and measures and budget.all and "all" not in recalled.budget
+        if recalled is not None and recalled.is_measured and not few_were_tried:
             self._count(recalled=True)
-            return _chosen_of(candidates, [hold_to(job, request, store, known).config])
+            return _selection_of(candidates, [hold_to(job, request, store, recalled).config])
         job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
         informing = open_store(replace(request.settings, mode="forecast")) if ranks_decide(request) else store
         with PROCESS_TOTAL.running():
             forecasts, model = first_forecasts(job, request, informing)
         knows_library = candidates.library_is_foreseen and knows_libraries(request)
-        may_be_sure = knows_library and not budget.all and (measures or known is None)
+        may_be_sure = knows_library and not budget.all and (measures or recalled is None)
         if may_be_sure and library_is_sure(job, forecasts, candidates.epilogue_us):
             self._count(forecast=True)
-            return _chosen_of(candidates, [job.space.default])
+            return _selection_of(candidates, [job.space.default])
         if not measures:
             job = candidates.unmeasured_job
             decision = decide(job, request, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(forecast=True)
             keeps_library = is_library(job.space.default) and not knows_library
-            return _chosen_of(candidates, [job.space.default if keeps_library else decision.config])
-        budget.start(len(job.space))
-        most = math.inf if budget.all else min(budget.configs_left, budget.limit or int(DEFAULT_BUDGET))
-        if candidates.may_go_on_whole and not any(isinstance(f, Forecast) and f.grounded for f in forecasts):
-            most = math.inf
-        configs = shortlist(candidates, forecasts, most)
+            return _selection_of(candidates, [job.space.default if keeps_library else decision.config])
+        configs = shortlist(candidates, forecasts, _most_templates(candidates, forecasts, budget))
         by_config = dict(zip(job.space, forecasts, strict=True))
         trial = Trial(candidates, request, store, by_config, model, spent_s=time.perf_counter() - began)
-        return _chosen_of(candidates, configs, trial)
+        return _selection_of(candidates, configs, trial)
 
     @staticmethod
     def without_dropped(listed: list[Any]) -> list[Any]:
@@ -270,8 +253,8 @@ class Narrowing:
             self.counts.recalled += recalled
             self.counts.forecast += forecast
 
-    def keep(self, timings: MutableMapping[Any, float], precompile_s: Mapping[Any, float]) -> None:
-        """Keep what Inductor timed, each outcome with the forecast before it, and decide by it.
+    def record_and_decide(self, timings: MutableMapping[Any, float], precompile_s: Mapping[Any, float]) -> None:
+        """Store what Inductor timed, each outcome with the forecast before it, and decide by it.
 
         The times of what was decided against become infinite, for Inductor to do nothing more with it. That of the library
         stays where a template was decided for: Inductor goes on to time that with an epilogue in it, and compares the two.
@@ -280,39 +263,39 @@ class Narrowing:
             timings: milliseconds by Inductor's choices, infinite for what did not run.
             precompile_s: seconds that compiling took, of those that were compiled.
         """
-        for chosen, choices in _by_chosen(timings):
+        for selection, choices in _by_selection(timings):
             with self._lock:
-                trial, chosen.trial = chosen.trial, None
+                trial, selection.trial = selection.trial, None
             if trial is not None:  # else it is the same product in another layer: it was timed, and is kept
-                chosen.times = {_name_of(choice): ms for choice, ms in timings.items()}
-                trial.left = sum(map(is_left, choices.values()))
+                selection.times_ms = {_key_of(choice): ms for choice, ms in timings.items()}
+                trial.left_behind = sum(map(is_left_behind, choices.values()))
                 for config, choice in choices.items():
-                    if is_left(choice):
+                    if is_left_behind(choice):
                         continue
                     outcome = _outcome(timings[choice], (precompile_s or {}).get(choice, 0.0))
-                    trial.kept[config] = outcome
+                    trial.outcomes[config] = outcome
                     trial.store.record_outcome(
                         trial.candidates.job, trial.run, config, outcome, trial.forecasts.get(config)
                     )
                 with self._lock:
-                    self.counts.timed += len(trial.kept)
+                    self.counts.timed += len(trial.outcomes)
                 trial.spent_s += time.perf_counter() - trial.began
-                self._decide(chosen, trial, trial.candidates.epilogue_us)
-                if trial.candidates.epilogue_us > 0 and not is_library(chosen.decided):
-                    chosen.charged = trial
-                if chosen.decided not in choices:
-                    warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {chosen.decided}", TuningWarning)
-            _leave_decided(timings, choices, chosen)
+                self._decide(selection, trial, trial.candidates.epilogue_us)
+                if trial.candidates.epilogue_us > 0 and not is_library(selection.decided):
+                    selection.charged_trial = trial
+                if selection.decided not in choices:
+                    warn_user(f"{trial.candidates.job.workload}: {OTHER_RANKS} {selection.decided}", TuningWarning)
+            _rule_out_others(timings, choices, selection)
 
-    def timed(self, choices: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+    def time_within_total(self, choices: Sequence[Any], time_them: Callable[[], Any]) -> Any:
         """Have Inductor wait for an operation's compilers and time it: that is spent on tuning, where it is on trial.
 
         Once the process has spent its total, the library's function goes on, and nothing is waited for or timed. Ranks that
         decide together time all the same.
         """
-        chosen, ours = next(iter(_by_chosen(choices)), (None, {}))
-        trial = chosen.trial if chosen is not None else None
-        if chosen is None or trial is None:
+        selection, ours = next(iter(_by_selection(choices)), (None, {}))
+        trial = selection.trial if selection is not None else None
+        if selection is None or trial is None:
             return time_them()
         budget = Budget(trial.request.budget, total=PROCESS_TOTAL)
         library = next(filter(is_library, ours), None)
@@ -321,83 +304,126 @@ class Narrowing:
             trial.store.note_pending(trial.candidates.job, why)
             self._count(forecast=True)
             with self._lock:
-                chosen.trial, chosen.parameters = None, {library: chosen.parameters[library]}
-                chosen.times = {name: 1.0 if name == library else math.inf for name in map(_name_of, choices)}
-            return self.times_of(choices)
+                selection.trial, selection.parameters = None, {library: selection.parameters[library]}
+                selection.times_ms = {key: 1.0 if key == library else math.inf for key in map(_key_of, choices)}
+            return self.known_times_ms(choices)
         with PROCESS_TOTAL.running():
             trial.began = time.perf_counter()
             return time_them()
 
     @staticmethod
-    def times_of(choices: Sequence[Any]) -> dict[Any, float] | None:
+    def known_times_ms(choices: Sequence[Any]) -> dict[Any, float] | None:
         """Milliseconds of those of an operation's choices that were timed in this process, be it in another layer.
 
         None where none of the choices is on trial, or was.
         """
-        for chosen, _ in _by_chosen(choices):
-            return {choice: chosen.times[name] for choice in choices if (name := _name_of(choice)) in chosen.times}
+        for selection, _ in _by_selection(choices):
+            return {
+                choice: selection.times_ms[key] for choice in choices if (key := _key_of(choice)) in selection.times_ms
+            }
         return None
 
     @staticmethod
-    def may_leave(choice: Any) -> bool:
+    def may_leave_behind(choice: Any) -> bool:
         """Whether a candidate that compiles far longer than others may be left behind: what is timed is ours to choose.
 
         Not where all are to be timed, nor where ranks decide on what each of them has timed.
         """
-        chosen, _ = getattr(choice, "annotations", {}).get(MARK, (None, None))
-        trial = chosen.trial if chosen is not None else None
+        selection, _ = getattr(choice, "annotations", {}).get(MARK, (None, None))
+        trial = selection.trial if selection is not None else None
         return trial is not None and not Budget(trial.request.budget).all and not ranks_decide(trial.request)
 
-    def is_librarys(self, buffer: Any) -> bool:
+    def library_is_decided(self, buffer: Any) -> bool:
         """Whether the library is decided for a product, of which Inductor has the choices; they are timed now if need be."""
-        if not (known := _by_chosen(buffer.choices)):
+        if not (selections := _by_selection(buffer.choices)):
             return False
         buffer.choice_timings()
-        return all(chosen.trial is None and is_library(chosen.decided) for chosen, _ in known)
+        return all(selection.trial is None and is_library(selection.decided) for selection, _ in selections)
 
-    def alone(self, buffer: Any) -> None:
+    def decide_unfused(self, buffer: Any) -> None:
         """Decide anew, without a charge for an epilogue, on a product that Inductor fused with nothing."""
-        for chosen, choices in _by_chosen(buffer.choices):
+        for selection, choices in _by_selection(buffer.choices):
             with self._lock:
-                charged, chosen.charged = chosen.charged, None
-            if charged is not None:
-                self._decide(chosen, charged, 0.0)
-            if chosen.trial is None:
-                _leave_decided(buffer.choice_timings(), choices, chosen)
+                charged_trial, selection.charged_trial = selection.charged_trial, None
+            if charged_trial is not None:
+                self._decide(selection, charged_trial, 0.0)
+            if selection.trial is None:
+                _rule_out_others(buffer.choice_timings(), choices, selection)
 
-    def _decide(self, chosen: Chosen, trial: Trial, saved_us: float) -> None:
+    def _decide(self, selection: Selection, trial: Trial, saved_us: float) -> None:
         """Decide by what was timed, the library charged for what an epilogue would save, and hold to what ranks decided."""
-        decision = keep_decision(trial.candidates.job, trial.request, trial.store, _decision(trial, saved_us))
+        job = trial.candidates.job
+        outcomes = {
+            config: replace(outcome, samples_us=tuple(us + saved_us for us in outcome.samples_us))
+            if saved_us and is_library(config) and isinstance(outcome, Measurement)
+            else outcome
+            for config, outcome in trial.outcomes.items()
+        }
+        reason = f"Inductor timed {len(outcomes)} of {len(job.space)} candidates"
+        if trial.left_behind:
+            reason += f"; {trial.left_behind} left behind, whose compilers took far longer than the others'"
+        if saved_us:
+            reason += f"; of the library's, {saved_us:.1f} us are for an epilogue that a template takes in"
+        decision = decide_by_times(
+            job,
+            trial.store,
+            outcomes=outcomes,
+            reason=reason,
+            forecasts=tuple(trial.forecasts[config] for config in job.space),
+            model=trial.model,
+            compiled=sum(not is_library(config) for config in outcomes),
+            budget=str(trial.request.budget),
+            spent_s=trial.spent_s,
+            run=trial.run,
+        )
+        decision = hold_to(job, trial.request, trial.store, decision)
         with self._lock:
-            chosen.parameters = {decision.config: trial.candidates.parameters[decision.config]}
+            selection.parameters = {decision.config: trial.candidates.parameters[decision.config]}
 
 
-def _by_chosen(choices: Iterable[Any]) -> list[tuple[Chosen, dict[Config, Any]]]:
-    """Inductor's choices by what they were chosen with, each by its config; those that are not ours are left out."""
-    marks = [(choice, mark) for choice in choices if (mark := getattr(choice, "annotations", {}).get(MARK)) is not None]
-    all_chosen = {id(chosen): chosen for _, (chosen, _) in marks}
-    return [
-        (chosen, {config: choice for choice, (of, config) in marks if of is chosen}) for chosen in all_chosen.values()
-    ]
+def _by_selection(choices: Iterable[Any]) -> list[tuple[Selection, dict[Config, Any]]]:
+    """Inductor's choices by their selection, each by its config; those that are not ours are left out."""
+    found: dict[int, tuple[Selection, dict[Config, Any]]] = {}
+    for choice in choices:
+        if (mark := getattr(choice, "annotations", {}).get(MARK)) is not None:
+            selection, config = mark
+            found.setdefault(id(selection), (selection, {}))[1][config] = choice
+    return list(found.values())
 
 
-def _name_of(choice: Any) -> object:
+def _key_of(choice: Any) -> object:
     """What a choice is known by in equal operations, whose texts may differ: its config, where it is ours."""
     mark = getattr(choice, "annotations", {}).get(MARK)
     return choice.hash_key() if mark is None else mark[1]
 
 
-def _leave_decided(timings: MutableMapping[Any, float], choices: Mapping[Config, Any], chosen: Chosen) -> None:
+def _rule_out_others(timings: MutableMapping[Any, float], choices: Mapping[Config, Any], selection: Selection) -> None:
     """Make the times infinite of what was decided against; not the library's, where a charge for an epilogue did that."""
-    if chosen.decided not in choices:
+    if selection.decided not in choices:
         return
     for config, choice in choices.items():
-        if config != chosen.decided and not (chosen.charged is not None and is_library(config)):
+        if config != selection.decided and not (selection.charged_trial is not None and is_library(config)):
             timings[choice] = math.inf
 
 
-def _chosen_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Chosen:
-    return Chosen({c: candidates.parameters[c] for c in configs}, len(candidates.parameters), trial)
+def _selection_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Selection:
+    return Selection({c: candidates.parameters[c] for c in configs}, len(candidates.parameters), trial)
+
+
+def _annotated(passed_on: Mapping[Config, Any], selection: Selection) -> list[Any]:
+    """Inductor's candidates, marked with their selection and their configs where they are to be timed."""
+    if selection.trial is not None:
+        for config, candidate in passed_on.items():
+            candidate.annotations.update({MARK: (selection, config), LEFT_BEHIND: selection.left_behind})
+    return list(passed_on.values())
+
+
+def _most_templates(candidates: Candidates, forecasts: Sequence[Forecast | Abstention], budget: Budget) -> float:
+    """How many candidates beside the library's are to be timed at most."""
+    if candidates.may_go_on_whole and not any(isinstance(f, Forecast) and f.grounded for f in forecasts):
+        return math.inf
+    budget.start(len(candidates.job.space))  # a share becomes a count
+    return math.inf if budget.all else budget.limit or int(DEFAULT_BUDGET)
 
 
 def shortlist(candidates: Candidates, forecasts: Sequence[Forecast | Abstention], most: float) -> list[Config]:
@@ -444,34 +470,3 @@ def _outcome(ms: float, compile_s: float) -> Outcome:
     if math.isfinite(ms) and ms > 0:
         return Measurement(samples_us=(ms * 1e3,), compile_s=compile_s)
     return Failure(stage="launch", message="Inductor could not time it", cost_s=compile_s, transient=True)
-
-
-def _decision(trial: Trial, saved_us: float) -> Decision:
-    """By the times, those of libraries with what a template's epilogue would save."""
-    outcomes = {
-        config: replace(outcome, samples_us=tuple(us + saved_us for us in outcome.samples_us))
-        if saved_us and is_library(config) and isinstance(outcome, Measurement)
-        else outcome
-        for config, outcome in trial.kept.items()
-    }
-    job = trial.candidates.job
-    timed = f"Inductor timed {len(outcomes)} of {len(job.space)} candidates"
-    if trial.left:
-        timed += f"; {trial.left} left behind, whose compilers took far longer than the others'"
-    if saved_us:
-        timed += f"; of the library's, {saved_us:.1f} us are for an epilogue that a template takes in"
-    findings = Findings(
-        job=job,
-        outcomes=outcomes,
-        finals={},
-        forecasts=tuple(trial.forecasts[config] for config in job.space),
-        tried=set(outcomes),
-        compiled=sum(not is_library(config) for config in outcomes),
-        budget=str(trial.request.budget),
-        spent_s=trial.spent_s,
-        run=trial.run,
-        now=time.time(),
-        compiling_s=sum(getattr(outcome, "compile_s", 0.0) for outcome in outcomes.values()),
-        model=trial.model,
-    )
-    return decide_by_times(findings, Stop(timed))

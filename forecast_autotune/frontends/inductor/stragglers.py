@@ -17,9 +17,10 @@ from weakref import WeakValueDictionary
 # Longer where some may queue.
 AT_ONCE, QUEUED = 0.75, 1.5
 CACHED_S = 0.2  # what took less may have come from a cache, and tells nothing
-LEFT = "forecast_autotune left"  # in a choice's annotations: what was left behind of its product and of equal ones
-
-BEHIND = "forecast_autotune behind"  # there: whether it may have queued behind other products' candidates
+# In a choice's annotations: what was left behind of its product and of equal ones.
+LEFT_BEHIND = "forecast_autotune left"
+# There: whether it may have queued behind other products' candidates.
+MAY_HAVE_QUEUED = "forecast_autotune behind"
 
 # Choices of all products, by what is compiled for them.
 _compiling: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -29,7 +30,7 @@ def note_begun(choice: Any) -> None:
     """Note a choice that goes to Inductor's compilers next; functions of libraries do not."""
     if getattr(choice, "bmreq", None) is not None:
         _compiling[choice.kernel_hash_key()] = choice
-        choice.annotations[BEHIND] = len(_compiling) > _compilers()
+        choice.annotations[MAY_HAVE_QUEUED] = len(_compiling) > _compilers()
 
 
 def _compilers() -> int:
@@ -38,26 +39,28 @@ def _compilers() -> int:
     return inductor_config.compile_threads or 0
 
 
-def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Callable[[Any], bool]) -> Any:
+def as_completed_but_stragglers(
+    as_completed: Callable[..., Iterator[Any]], may_leave_behind: Callable[[Any], bool]
+) -> Any:
     """`as_completed` as Inductor waits with it, which ends early where only stragglers are left.
 
-    `is_left` then knows those, also in an equal product, which Inductor waits for no more; their compilers go on, and what
-    they make lies in Inductor's cache.
+    `is_left_behind` then knows those, also in an equal product, which Inductor waits for no more; their compilers go on, and
+    what they make lies in Inductor's cache.
 
     Args:
         as_completed: takes futures, each a key to its choice, and seconds; a choice's future returns a pair, of which the
             second is the microseconds that compiling took.
-        may_leave: takes a choice; whether it may be left behind. It then has a set as its annotation `LEFT`.
+        may_leave_behind: takes a choice; whether it may be left behind. It then has a set as its annotation `LEFT_BEHIND`.
     """
 
     def completed(futures: Mapping[Future[Any], Any], timeout: float | None = None) -> Iterator[Future[Any]]:
-        if not all(map(may_leave, futures.values())):
+        if not all(map(may_leave_behind, futures.values())):
             for future in as_completed(futures, timeout=timeout):
                 _note_done(futures[future])
                 yield future
             return
         few = _compilers() < 2 * len(futures)
-        times = QUEUED if few or any(each.annotations.get(BEHIND) for each in futures.values()) else AT_ONCE
+        times = QUEUED if few or any(each.annotations.get(MAY_HAVE_QUEUED) for each in futures.values()) else AT_ONCE
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
@@ -68,7 +71,7 @@ def completed_or_left(as_completed: Callable[..., Iterator[Any]], may_leave: Cal
                 raise TimeoutError(f"{len(pending)} of {len(futures)} candidates are not compiled")
             if not done:
                 for future in pending:
-                    futures[future].annotations[LEFT].add(futures[future].kernel_hash_key())
+                    futures[future].annotations[LEFT_BEHIND].add(futures[future].kernel_hash_key())
                 return
             took_s += map(_seconds, done)
             for future in done:
@@ -84,16 +87,16 @@ def patience_s(took_s: Sequence[float], times: float) -> float:
     return times * max(1.0, *built_s) if built_s else math.inf
 
 
-def is_left(choice: Any) -> bool:
+def is_left_behind(choice: Any) -> bool:
     """Whether a choice was left behind, or one that it shares a compiler with."""
-    left = getattr(choice, "annotations", {}).get(LEFT)
+    left = getattr(choice, "annotations", {}).get(LEFT_BEHIND)
     return left is not None and choice.kernel_hash_key() in left
 
 
 def wait_after_all(choices: Sequence[Any]) -> None:
     """Have choices that were left behind count as others do: whoever runs them waits for their compilers."""
     for choice in choices:
-        choice.annotations[LEFT].clear()
+        choice.annotations[LEFT_BEHIND].clear()
 
 
 def _note_done(choice: Any) -> None:

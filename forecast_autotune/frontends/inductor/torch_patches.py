@@ -19,11 +19,11 @@ from .candidate_times import (
     fused_by_our_clock,
     generated_by_our_clock,
     timed_in_this_process,
-    timed_on_account,
+    timed_within_total,
 )
 from .capture import decide_before
-from .generated import compiled, kept, kept_or_stored, kernels, varied_unless_stored
-from .stragglers import completed_or_left
+from .generated import kernels, searched_unless_stored, varied_unless_stored, with_signature_noted, with_times_kept
+from .stragglers import as_completed_but_stragglers
 
 log = logging.getLogger(__name__)
 
@@ -101,26 +101,26 @@ def patch_graph_cache() -> None:
 
 def patch_benchmarking(
     is_wanted: Callable[[], bool],
-    may_leave: Callable[[Any], bool],
-    times_of: Callable[[Sequence[Any]], dict[Any, float] | None],
-    timed: Callable[[Sequence[Any], Callable[[], Any]], Any],
+    may_leave_behind: Callable[[Any], bool],
+    known_times_ms: Callable[[Sequence[Any]], dict[Any, float] | None],
+    time_within_total: Callable[[Sequence[Any], Callable[[], Any]], Any],
 ) -> None:
     """Have our clock time Inductor's candidates, once what times them is loaded, and no straggler waited for.
 
     Args:
-        may_leave: takes a candidate; whether it may be left behind where it compiles far longer than others.
-        times_of: see `timed_in_this_process`.
-        timed: see `timed_on_account`.
+        may_leave_behind: takes a candidate; whether it may be left behind where it compiles far longer than others.
+        known_times_ms: see `timed_in_this_process`.
+        time_within_total: see `timed_within_total`.
     """
     if (module := _first_look(TIMING)) is None:
         return
     cache: Any = getattr(module, "AlgorithmSelectorCache", None)
     if _takes(cache, "lookup", "self", "choices", "op", "inputs", "benchmark", "hint_override"):
-        cache.lookup = timed_in_this_process(cache.lookup, times_of)
+        cache.lookup = timed_in_this_process(cache.lookup, known_times_ms)
     else:
         log.warning("torch %s looks times up in a way unknown here: old ones count as new", torch.__version__)
     if "choices" in inspect.signature(getattr(cache, "do_autotuning", lambda: None)).parameters:
-        cache.do_autotuning = timed_on_account(cache.do_autotuning, timed)
+        cache.do_autotuning = timed_within_total(cache.do_autotuning, time_within_total)
     else:
         log.warning(
             "torch %s tunes products in a way unknown here: the process's total does not hold", torch.__version__
@@ -129,7 +129,7 @@ def patch_benchmarking(
     if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
         cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))
         if getattr(module, "as_completed", None) is as_completed:
-            vars(module)["as_completed"] = completed_or_left(as_completed, may_leave)
+            vars(module)["as_completed"] = as_completed_but_stragglers(as_completed, may_leave_behind)
     else:
         log.warning(OWN_CLOCK, torch.__version__, "candidates")
 
@@ -157,7 +157,7 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
     if _takes(kernel, "bench", "self", "launcher", "args", "with_profiler", "kwargs") and all(
         hasattr(kernel, name) for name in methods
     ):
-        kernel.bench = generated_by_our_clock(kernel.bench, is_wanted, kernels.note)
+        kernel.bench = generated_by_our_clock(kernel.bench, is_wanted, kernels.note_time)
     else:
         log.warning(OWN_CLOCK, torch.__version__, "configs of what it generates")
         return
@@ -167,27 +167,27 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
         and _takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
         and _takes(AsyncCompile, "triton", "self", "kernel_name", "source_code", "device_str")
     ):
-        AsyncCompile.triton = compiled(AsyncCompile.triton)
-        kernel.autotune_to_one_config = kept(kernel.autotune_to_one_config)
-        kernel.coordinate_descent_tuning = kept_or_stored(kernel.coordinate_descent_tuning)
+        AsyncCompile.triton = with_signature_noted(AsyncCompile.triton)
+        kernel.autotune_to_one_config = with_times_kept(kernel.autotune_to_one_config)
+        kernel.coordinate_descent_tuning = searched_unless_stored(kernel.coordinate_descent_tuning)
         if _takes(kernel, "_dynamic_scale_rblock", "self"):
             kernel._dynamic_scale_rblock = varied_unless_stored(kernel._dynamic_scale_rblock)
     else:
         log.warning("torch %s tunes what it generates in a way unknown here: nothing of it is kept", torch.__version__)
 
 
-def patch_finalizing(before: Callable[[Any], None]) -> None:
+def patch_finalizing(decide_unfused: Callable[[Any], None]) -> None:
     """Have a function called with each product that was fused with nothing, before Inductor takes the best of its choices.
 
     Args:
-        before: takes the buffer that holds the choices; raises nothing.
+        decide_unfused: takes the buffer that holds the choices; raises nothing.
     """
     if (module := _first_look(SCHEDULER)) is None:
         return
     scheduler: Any = getattr(module, "Scheduler", None)
     node_class = getattr(module, "SchedulerNode", None)
     if _takes(scheduler, "finalize_multi_template_buffers", "self") and node_class is not None:
-        finalized = _with_each_alone(scheduler.finalize_multi_template_buffers, node_class, before)
+        finalized = _with_each_unfused(scheduler.finalize_multi_template_buffers, node_class, decide_unfused)
         scheduler.finalize_multi_template_buffers = finalized
     else:
         log.warning("torch %s ends fusing in a way unknown here: what it fuses is not learned", torch.__version__)
@@ -203,12 +203,12 @@ def _first_look(name: str) -> Any:
         return module
 
 
-def _with_each_alone(finalize: Callable[[Any], None], node_class: Any, before: Callable[[Any], None]) -> Any:
+def _with_each_unfused(finalize: Callable[[Any], None], node_class: Any, decide_unfused: Callable[[Any], None]) -> Any:
     @functools.wraps(finalize)
     def finalized(scheduler: Any) -> None:
         for node in scheduler.nodes:
             if isinstance(node, node_class):  # one of several that were fused is none of these
-                before(node.node)
+                decide_unfused(node.node)
         finalize(scheduler)
 
     return finalized

@@ -280,7 +280,7 @@ def test_once_the_process_has_spent_its_total_the_library_goes_on(
     assert len(timed.lists) == len(decisions()) == 2
     (waiting,) = store().pending()
     assert waiting.why == "the total of 8 s for this process is spent"
-    *_, last = choices.narrowing._known.values()
+    *_, last = choices.narrowing._selections.values()
     assert candidates.is_library(last.decided)
 
 
@@ -288,7 +288,7 @@ def test_once_the_process_has_spent_its_total_the_library_goes_on(
 def test_where_the_library_is_sure_nothing_is_left_to_be_tuned(timed: Timed, monkeypatch: Any, mode: str) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
     sure()
-    (chosen,) = choices.narrowing._known.values()
+    (chosen,) = choices.narrowing._selections.values()
     assert candidates.is_library(chosen.decided)
     assert not store().exists() or store().pending() == []
 
@@ -321,11 +321,11 @@ def test_the_decision_of_the_first_rank_is_taken(timed: Timed, monkeypatch: Any)
     picked: list[Any] = []
 
     def theirs(_job: Any, _how: Any, _store: Any, decision: Any) -> Any:
-        (chosen,) = choices.narrowing._known.values()
+        (chosen,) = choices.narrowing._selections.values()
         others = [config for config in chosen.parameters if str(config.knobs["template"]) == "mm"]
         return replace(decision, config=others[-1])
 
-    monkeypatch.setattr(narrowing, "keep_decision", theirs)
+    monkeypatch.setattr(narrowing, "hold_to", theirs)
     monkeypatch.setattr(narrowing, "ranks_decide", lambda _: True)
     monkeypatch.setattr(
         select_algorithm.AlgorithmSelectorCache, "log_results", lambda *a, **_: picked.append(a[3]), raising=True
@@ -339,7 +339,7 @@ def test_a_decision_of_ranks_on_what_was_not_timed_here_is_one_warning(timed: Ti
     def theirs(job: Any, _how: Any, _store: Any, decision: Any) -> Any:
         return replace(decision, config=list(job.space)[-1])
 
-    monkeypatch.setattr(narrowing, "keep_decision", theirs)
+    monkeypatch.setattr(narrowing, "hold_to", theirs)
     monkeypatch.setattr(narrowing, "ranks_decide", lambda _: True)
     with pytest.warns(TuningWarning, match="has not timed what the ranks decided on"):
         product()
@@ -375,7 +375,7 @@ def test_what_one_rank_has_stored_all_ranks_hold_to(timed: Timed, monkeypatch: A
     product()
     (stored,) = decisions()
     assert [decision.config for decision in published] == [stored.decision.config]
-    (chosen,) = choices.narrowing._known.values()
+    (chosen,) = choices.narrowing._selections.values()
     assert list(chosen.parameters) != [stored.decision.config]
 
 
@@ -402,7 +402,7 @@ def test_an_unmeasured_template_is_chosen_only_if_the_library_is_forecast(
     monkeypatch.setattr(narrowing, "library_is_sure", lambda *_: False)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
     lowered(lambda a, b: a @ b, torch.ones(256, k, dtype=dtype), torch.ones(k, 256, dtype=dtype))
-    (chosen,) = choices.narrowing._known.values()
+    (chosen,) = choices.narrowing._selections.values()
     is_known = dtype is torch.bfloat16 and k == 256
     assert candidates.is_library(chosen.decided) is not is_known
 

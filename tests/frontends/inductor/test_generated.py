@@ -77,7 +77,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> GeneratedKernels:
     made = GeneratedKernels()
     monkeypatch.setattr(generated, "kernels", made)
     if isinstance(table := inductor_config.autotune_lookup_table, LookupTable):
-        table._best = made.best
+        table._stored_config = made.stored_for_compiling
     return made
 
 
@@ -100,7 +100,7 @@ def looked_up(fn: Any, sizes: Any = None, *, types: Any = None, device: str = "t
     told: list[Any] = []
 
     class Pool:
-        @generated.compiled
+        @generated.with_signature_noted
         def triton(self, kernel_name: str, source_code: str) -> None:
             told.append(triton_heuristics.lookup_autotune_config(sizes or SIZES, fn))
 
@@ -126,9 +126,9 @@ class Kernel(triton_heuristics.CachingAutotuner):
 
         def autotune(_: Any) -> None:
             for launcher in self.launchers:
-                kernels.note(self, launcher, self.times_ms[launcher.config] if by_our_clock else None)
+                kernels.note_time(self, launcher, self.times_ms[launcher.config] if by_our_clock else None)
 
-        generated.kept(autotune)(self)
+        generated.with_times_kept(autotune)(self)
 
 
 def test_inductor_looks_up_what_another_process_has_timed(
@@ -224,22 +224,22 @@ def test_a_stored_config_is_where_the_search_by_knobs_ends(
     def search(kernel: Any, launcher: Any) -> Any:
         searched.append(launcher)
         found = SimpleNamespace(config=TritonConfig({"XBLOCK": 512}, num_warps=8, num_stages=1))
-        generated.kernels.note(kernel, launcher, 0.01)
-        generated.kernels.note(kernel, found, 0.008)
+        generated.kernels.note_time(kernel, launcher, 0.01)
+        generated.kernels.note_time(kernel, found, 0.008)
         return found
 
     kernel = Kernel(function(tmp_path), coordinate_descent_tuning=True)
     kernel.time(generated.kernels)
     assert not StoreFile(store).exists()  # it is not done yet
-    found = generated.kept_or_stored(search)(kernel, kernel.launchers[0])
+    found = generated.searched_unless_stored(search)(kernel, kernel.launchers[0])
     (stored,) = StoreFile(store).decisions(kernel=GENERATED)
     assert stored.decision.tried == 4
     assert stored.decision.config.knobs == {"XBLOCK": 512, "num_warps": 8, "num_stages": 1}
     fresh(monkeypatch)
-    assert generated.kept_or_stored(search)(kernel, found) is found
+    assert generated.searched_unless_stored(search)(kernel, found) is found
     assert found.config.found_by_coordesc  # Inductor asks no more
     assert len(searched) == 1
-    assert generated.kept_or_stored(search)(kernel, kernel.launchers[0]) is not kernel.launchers[0]
+    assert generated.searched_unless_stored(search)(kernel, kernel.launchers[0]) is not kernel.launchers[0]
     assert len(searched) == 2
 
 
@@ -271,7 +271,7 @@ def test_a_reduction_that_runs_what_is_stored_is_given_no_smaller_blocks(
     varied: list[Any] = []
     generated.varied_unless_stored(varied.append)(kernel)
     assert varied == [kernel] * varies
-    assert generated.kernels.recalled == 0  # nothing was answered
+    assert generated.kernels.recalled_count == 0  # nothing was answered
     assert not product_request.stood_aside()
     assert StoreFile(store).exists()
 

@@ -80,9 +80,9 @@ def test_times_of_convolutions_after_uninstall_are_not_taken_for_ours(timed: Tim
 def test_unmeasured_a_convolution_is_the_librarys(timed: Timed, monkeypatch: Any, mode: str) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
     gone_on: list[Any] = []
-    keep = choices.narrowing.narrowed_rendered
+    keep = choices.narrowing.narrow_rendered
     monkeypatch.setattr(
-        choices.narrowing, "narrowed_rendered", lambda listed: gone_on.append(keep(listed)) or gone_on[-1]
+        choices.narrowing, "narrow_rendered", lambda listed: gone_on.append(keep(listed)) or gone_on[-1]
     )
     convolution()
     assert [names(listed) for listed in gone_on if len(listed) == 1] == [["convolution"]]
@@ -144,7 +144,7 @@ def test_attention_and_convolutions_decided_in_a_pack_are_not_timed(
         attention(monkeypatch, queries=16)
         attention_backward(monkeypatch)
         convolution()
-        known = choices.narrowing._known.values()
+        known = choices.narrowing._selections.values()
         return [str(config) for chosen in known for config in chosen.parameters]
 
     decided = every()

@@ -16,7 +16,12 @@ from torch._inductor.async_compile import AsyncCompile
 from forecast_autotune.frontends.inductor import choices, stragglers
 from forecast_autotune.frontends.inductor.candidate_times import by_our_clock
 from forecast_autotune.frontends.inductor.narrowing import Narrowing
-from forecast_autotune.frontends.inductor.stragglers import LEFT, completed_or_left, is_left, note_begun
+from forecast_autotune.frontends.inductor.stragglers import (
+    LEFT_BEHIND,
+    as_completed_but_stragglers,
+    is_left_behind,
+    note_begun,
+)
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -34,7 +39,7 @@ class Choice:
     bmreq = object()
 
     def __init__(self, name: str) -> None:
-        self.name, self.annotations = name, {LEFT: set[str]()}
+        self.name, self.annotations = name, {LEFT_BEHIND: set[str]()}
 
     def kernel_hash_key(self) -> str:
         return self.name.rstrip("'")
@@ -60,7 +65,7 @@ def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def waited(futures: dict[Future[Any], Any], *, may_leave: bool = True, timeout: float = 0.2) -> set[str]:
-    wait = completed_or_left(as_completed, lambda _: may_leave)
+    wait = as_completed_but_stragglers(as_completed, lambda _: may_leave)
     return {futures[future].name for future in wait(futures, timeout=timeout)}
 
 
@@ -68,7 +73,7 @@ def waited(futures: dict[Future[Any], Any], *, may_leave: bool = True, timeout: 
 def test_what_compiles_far_longer_than_others_is_left_behind(others: Any) -> None:
     futures = futures_of(**others, library=0.0, broken=RuntimeError(), slow=UNDER_WAY)
     assert waited(futures, timeout=60) == {*others, "library", "broken"}
-    assert [each.name for each in futures.values() if is_left(each)] == ["slow"]
+    assert [each.name for each in futures.values() if is_left_behind(each)] == ["slow"]
 
 
 @pytest.mark.parametrize(("threads", "least_s"), [(16, 0.0), (3, 0.2), (None, 0.2)])
@@ -116,19 +121,19 @@ def test_without_others_to_compare_with_all_are_waited_for(others: Any) -> None:
     futures = futures_of(**others, slow=UNDER_WAY)
     with pytest.raises(TimeoutError, match=f"1 of {len(futures)}"):
         waited(futures)
-    assert not any(map(is_left, futures.values()))
+    assert not any(map(is_left_behind, futures.values()))
 
 
 def test_what_must_not_be_left_is_waited_for_as_ever() -> None:
     futures = futures_of(quick=1.0, other=1.2, slow=UNDER_WAY)
     with pytest.raises(TimeoutError, match="unfinished"):
         waited(futures, may_leave=False)
-    assert not any(map(is_left, futures.values()))
+    assert not any(map(is_left_behind, futures.values()))
 
 
 def test_one_that_ends_while_another_is_waited_for_counts() -> None:
     futures = futures_of(quick=1.0, other=1.2, late=UNDER_WAY, slow=UNDER_WAY)
-    wait = completed_or_left(as_completed, lambda _: True)(futures, timeout=60)
+    wait = as_completed_but_stragglers(as_completed, lambda _: True)(futures, timeout=60)
     assert {futures[next(wait)].name, futures[next(wait)].name} == {"quick", "other"}
     late = next(future for future, each in futures.items() if each.name == "late")
     late.set_result((None, 1e6))
@@ -138,13 +143,13 @@ def test_one_that_ends_while_another_is_waited_for_counts() -> None:
 def test_what_was_left_behind_is_not_timed_nor_what_shares_its_compiler() -> None:
     futures = futures_of(quick=1.0, slow=UNDER_WAY)
     waited(futures, timeout=60)
-    left = next(each.annotations[LEFT] for each in futures.values() if is_left(each))
+    left = next(each.annotations[LEFT_BEHIND] for each in futures.values() if is_left_behind(each))
     of_an_equal_product = [Choice("quick"), Choice("slow"), Choice("slow'")]
     for choice in of_an_equal_product:
-        choice.annotations[LEFT] = left
+        choice.annotations[LEFT_BEHIND] = left
     found = by_our_clock(lambda listed: dict.fromkeys(listed, 0.1), lambda: False)(of_an_equal_product)
     assert [found[each] for each in of_an_equal_product] == [0.1, float("inf"), float("inf")]
-    assert list(map(is_left, of_an_equal_product)) == [False, True, True]
+    assert list(map(is_left_behind, of_an_equal_product)) == [False, True, True]
 
 
 def test_what_was_left_behind_is_timed_after_all_where_nothing_else_runs() -> None:
@@ -154,14 +159,14 @@ def test_what_was_left_behind_is_timed_after_all_where_nothing_else_runs() -> No
         lambda listed: {each: 0.1 if each.name == "slow" else float("inf") for each in listed}, lambda: False
     )(list(futures.values()))
     assert {each.name: ms for each, ms in found.items()} == {"quick": float("inf"), "slow": 0.1}
-    assert not any(map(is_left, found))
+    assert not any(map(is_left_behind, found))
 
 
 @pytest.mark.usefixtures("timed")
 def test_a_candidate_that_was_left_behind_is_told_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def left(candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
-        candidates[2].annotations[LEFT].add(candidates[2].kernel_hash_key())
-        return {each: float("inf") if is_left(each) else 0.1 for each in candidates}
+        candidates[2].annotations[LEFT_BEHIND].add(candidates[2].kernel_hash_key())
+        return {each: float("inf") if is_left_behind(each) else 0.1 for each in candidates}
 
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "benchmark_in_current_process", staticmethod(left))
     product()
@@ -181,7 +186,7 @@ def test_builds_in_threads_are_waited_for_though_the_pool_is_ready_by_then(monke
     monkeypatch.setattr(choices, "patch_benchmarking", lambda _, asked, *__: may_leave.append(asked))
     monkeypatch.setattr(choices, "is_wanted", lambda: True)
     monkeypatch.setattr(choices, "narrowing", Narrowing())
-    monkeypatch.setattr(choices.narrowing, "may_leave", lambda _: True, raising=False)
+    monkeypatch.setattr(choices.narrowing, "may_leave_behind", lambda _: True, raising=False)
     monkeypatch.setattr(select_algorithm, "add_preprocessing_fn", preprocess.append)
     monkeypatch.setattr(select_algorithm, "add_feedback_saver", lambda _: None)
     choices._listen()
@@ -197,7 +202,7 @@ def test_inductor_waits_by_our_patience_while_a_product_is_undecided(
     asked: list[bool] = []
 
     def benchmark(candidates: list[Any], *_: Any, **__: Any) -> dict[Any, float]:
-        asked.extend(map(choices.narrowing.may_leave, candidates))
+        asked.extend(map(choices.narrowing.may_leave_behind, candidates))
         return dict.fromkeys(candidates, 0.1)
 
     monkeypatch.setattr(
