@@ -31,7 +31,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor.candidates import program_of
 from forecast_autotune.frontends.inductor.narrowing import library_is_sure, promises
-from forecast_autotune.frontends.inductor.product import Product, described, library_is_foreseen
+from forecast_autotune.frontends.inductor.product import Product, library_is_foreseen, product_features
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import FP8_PRODUCTS, PRODUCTS, Prior, prior_text
@@ -104,7 +104,7 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
             if len(times) < LEAST_CONFIGS:
                 continue
             space = Space(times, default=LIBRARY)
-            features = described(product, [config.knobs for config in space], hardware)
+            features = product_features(product, [config.knobs for config in space], hardware)
             yield Recorded(
                 name=f"{dtype} {layout} {batch}x{m}x{n}x{k}",
                 pair=f"{n}x{k}",

@@ -28,27 +28,27 @@ class Candidates(ABC):
 
     Attributes:
         parameters: by config, its template and what that is given.
-        undescribed_job: what is to be decided, as far as a store needs it.
+        job_without_features: what is to be decided, as far as a store needs it.
         epilogue_us: what a template saves, against the library, by taking in what is done with the result.
         may_go_on_whole: whether all may be timed where nothing is forecast.
         library_is_foreseen: whether the forecasts know how good the library is beside the templates.
     """
 
     parameters: Mapping[Config, tuple[str, Any]]
-    undescribed_job: Job
+    job_without_features: Job
     epilogue_us = 0.0
     may_go_on_whole = False
     library_is_foreseen = False
 
     @abstractmethod
-    def _described(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
+    def _static_features(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
         """The features of configs; empty mappings for those that nothing is known of."""
 
     @cached_property
     def job(self) -> Job:
         """What is to be decided, with what forecasts need; that takes half of the time of a product that is decided."""
-        job = self.undescribed_job
-        features = self._described(list(job.space), job.hardware)
+        job = self.job_without_features
+        features = self._static_features(list(job.space), job.hardware)
         return replace(job, work=work_of([each for each in features if "programs" in each]), static_features=features)
 
     @property
@@ -59,7 +59,7 @@ class Candidates(ABC):
     @property
     def externs(self) -> tuple[Config, ...]:
         """Functions of libraries, which need no compiling."""
-        return tuple(config for config in self.undescribed_job.space if is_library(config))
+        return tuple(config for config in self.job_without_features.space if is_library(config))
 
 
 def is_library(config: Config) -> bool:

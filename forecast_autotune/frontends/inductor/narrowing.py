@@ -186,8 +186,8 @@ class Narrowing:
         request = operation_request() if operation in ATTENTION else product_request()
         candidates = RenderedCandidates(operation, listed)
         if request.settings.mode == "first":
-            return [listed[candidates.places[candidates.undescribed_job.space.default]]]
-        digests = candidates.undescribed_job.workload.digest, candidates.undescribed_job.space.digest
+            return [listed[candidates.places[candidates.job_without_features.space.default]]]
+        digests = candidates.job_without_features.workload.digest, candidates.job_without_features.space.digest
         selection = self._select(digests, request, lambda: candidates)
         return _annotated({config: listed[candidates.places[config]] for config in selection.parameters}, selection)
 
@@ -215,7 +215,7 @@ class Narrowing:
     def _select_anew(self, candidates: Candidates, request: Request) -> Selection:
         """What is stored, else the library where that is surely best, else what is forecast, or several to be timed."""
         began = time.perf_counter()
-        store, budget, job = open_store(request.settings), Budget(request.budget), candidates.undescribed_job
+        store, budget, job = open_store(request.settings), Budget(request.budget), candidates.job_without_features
         measures = budget.measures and request.settings.mode != "strict"
         recalled = recall(job, request, store)
         few_were_tried = recalled is not None and measures and budget.all and "all" not in recalled.budget

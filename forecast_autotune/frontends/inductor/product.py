@@ -50,7 +50,7 @@ def library_is_foreseen(product: Product) -> bool:
     return is_known and product.k * product.itemsize >= LONG_ROW
 
 
-def described(
+def product_features(
     product: Product, configs: Sequence[Mapping[str, Any]], hardware: Hardware
 ) -> tuple[Mapping[str, float], ...]:
     """The features of configs of a product, in the names of `launch_features`.

@@ -14,7 +14,7 @@ from ...measure.probe import detect_hardware
 from .candidates import Candidates, program_of, toolchain_of
 from .listed import knobs_of
 from .lowered import Lowered
-from .product import described, fits, is_too_small, library_is_foreseen
+from .product import fits, is_too_small, library_is_foreseen, product_features
 
 FORESEEN = ("mm", "bmm", "addmm", "baddbmm", "scaled_mm")  # operations that are one product
 # Bytes of the elements of products that a model decides where nothing can be measured: none was fitted on int8, and of fp8
@@ -48,7 +48,7 @@ class ProductCandidates(Candidates):
         for candidate, knobs in every:
             config = Config({name: knobs.get(name) for name in names})
             parameters.setdefault(config, (candidate.template.uid, candidate.params))
-        self.undescribed_job = Job(
+        self.job_without_features = Job(
             workload=Workload(program=program_of(lowered.op), key=lowered.key, timing="inductor"),
             space=Space(list(parameters)),
             hardware=hardware,
@@ -58,13 +58,13 @@ class ProductCandidates(Candidates):
         self._product = product
         self.library_is_foreseen = lowered.op in FORESEEN and library_is_foreseen(self._product)
 
-    def _described(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
-        return described(self._product, [config.knobs for config in configs], hardware)
+    def _static_features(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
+        return product_features(self._product, [config.knobs for config in configs], hardware)
 
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: the model decides nothing on elements that it was not fitted on."""
-        return self.job if self._product.itemsize in FITTED else self.undescribed_job
+        return self.job if self._product.itemsize in FITTED else self.job_without_features
 
 
 def _epilogue_us(lowered: Lowered, hardware: Hardware) -> float:

@@ -24,7 +24,7 @@ from ...features.launch_features import describe_call, launch_features
 from ...measure.probe import detect_hardware
 from .candidates import Candidates, program_of, toolchain_of
 from .lowered import Operand
-from .product import Product, Sized, described
+from .product import Product, Sized, product_features
 
 CONVOLUTIONS = (
     "convolution2d",
@@ -91,7 +91,7 @@ class RenderedCandidates(Candidates):
         key |= {"out": out.key, "parameters": {name: str(value) for name, value in shared.items()}}
         if operation in ATTENTION:  # what scores are changed and masked by is written into the source alone
             key["source"] = str(first.bmreq.module_cache_key)
-        self.undescribed_job = Job(
+        self.job_without_features = Job(
             workload=Workload(program=program_of(operation), key=key, timing="inductor"),
             space=Space(list(self.places)),
             hardware=detect_hardware(str(first.layout.device)),
@@ -99,13 +99,13 @@ class RenderedCandidates(Candidates):
         )
         self._features = partial(_features, operation, shared, operands, out)
 
-    def _described(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
+    def _static_features(self, configs: Sequence[Config], hardware: Hardware) -> tuple[Mapping[str, float], ...]:
         return self._features(configs, hardware)
 
     @property
     def unmeasured_job(self) -> Job:
         """The job where nothing can be measured: no model was fitted on these, so forecasts of one decide nothing."""
-        return self.undescribed_job
+        return self.job_without_features
 
 
 def _parameters(choice: Any) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _features(
     """What can be told of configs ahead; empty mappings for what is not described."""
     knobs = [config.knobs for config in configs]
     if operation in ("convolution2d", "convolution3d"):
-        return described(implicit_product(operands[0], operands[1], out, shared), knobs, hardware)
+        return product_features(implicit_product(operands[0], operands[1], out, shared), knobs, hardware)
     if operation == "flex_attention":
         return attention_features(operands[0], operands[1], operands[2], knobs, hardware)
     if operation == "flex_attention_backward":

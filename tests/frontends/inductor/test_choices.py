@@ -85,7 +85,7 @@ def test_a_product_that_is_decided_goes_on_alone_and_is_not_timed(timed: Timed, 
 def test_what_is_decided_is_not_described_for_forecasts(timed: Timed, monkeypatch: Any) -> None:
     product()
     as_another_process(monkeypatch)
-    monkeypatch.setattr(product_candidates, "described", lambda *_: 1 // 0)
+    monkeypatch.setattr(product_candidates, "product_features", lambda *_: 1 // 0)
     product()
     assert choices.narrowing.counts.recalled == 1
     assert product_request.stood_aside() == ""

@@ -11,7 +11,7 @@ from rehearsed_inductor import Timed, decisions, lowered, names
 
 from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor import choices, narrowing, request
-from forecast_autotune.frontends.inductor.product import Product, described
+from forecast_autotune.frontends.inductor.product import Product, product_features
 from forecast_autotune.surrogates.prior import products_prior
 
 pytestmark = [  # torch's own
@@ -134,13 +134,13 @@ def test_forecasts_alone_replace_no_library_of_fp8(timed: Timed, monkeypatch: An
 def test_fp8_is_described_at_its_own_rate_and_size() -> None:
     product = Product(batch=1, m=4096, n=4096, k=4096, a_by_rows=True, b_by_rows=False, itemsize=1, out_itemsize=2)
     hardware = sheet_for("H200")
-    (fp8,), (bf16,) = (described(replace(product, itemsize=size), [TILE], hardware) for size in (1, 2))
+    (fp8,), (bf16,) = (product_features(replace(product, itemsize=size), [TILE], hardware) for size in (1, 2))
     assert fp8["us_flops"] == pytest.approx(bf16["us_flops"] / 2)
     assert fp8["loaded_bytes"] == pytest.approx(bf16["loaded_bytes"] / 2)
 
 
 def test_what_scales_block_by_block_is_not_described() -> None:
     product = Product(batch=1, m=4096, n=4096, k=4096, a_by_rows=True, b_by_rows=False, itemsize=1, out_itemsize=2)
-    blockwise, plain = described(product, [{**TILE, "TILE_SIZE_A": 128}, TILE], sheet_for("H200"))
+    blockwise, plain = product_features(product, [{**TILE, "TILE_SIZE_A": 128}, TILE], sheet_for("H200"))
     assert blockwise == {}
     assert plain["programs"] == 32 * 32
