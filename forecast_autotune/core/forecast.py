@@ -7,12 +7,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import InvalidInputError
 
 BIN_EDGES_LOG2 = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 """Edges between the eight speed-up bins, as log2 of S = reference time / candidate time: S at 1/4, 1/2, 0.71, 1, 1.41,
 2, 4; an upper edge belongs to its bin (Khan et al., GPU Forecasters, arXiv 2605.31464)."""
+
+MOST_LOG2 = 1000.0  # of a component's values: no two times lie further apart, and 2 to this power is a float
 
 _SQRT2 = math.sqrt(2.0)
 
@@ -84,6 +87,36 @@ class Forecast:
             source,
         )
 
+    def checked(self) -> Forecast:
+        """The same forecast with Python's own floats, whatever kind of numbers it was made of.
+
+        Raises:
+            InvalidInputError: a value is no number, is not finite, or has no meaning where it stands.
+        """
+        if not isinstance(self.components, tuple) or not all(isinstance(c, Normal) for c in self.components):
+            raise InvalidInputError(f"components {self.components!r}: give a tuple of Normals")
+        if not self.components:
+            raise InvalidInputError("no components: give at least one, or an Abstention with a reason")
+        components = tuple(
+            Normal(_finite(c.mean, "mean"), _finite(c.sigma, "sigma"), _finite(c.weight, "weight"), c.source)
+            for c in self.components
+        )
+        for c in components:
+            if c.sigma < 0 or c.weight < 0:
+                raise InvalidInputError(f"component {c}: sigma and weight must not be negative")
+            if max(abs(c.mean), c.sigma, c.weight) > MOST_LOG2:
+                raise InvalidInputError(f"component {c}: nothing in it may be beyond {MOST_LOG2:g}")
+        if not math.isclose(total := sum(c.weight for c in components), 1.0, abs_tol=1e-3):
+            raise InvalidInputError(f"weights of components sum to {total:g}: they must sum to 1")
+        fail_probability = _finite(self.fail_probability, "fail_probability")
+        if not 0 <= fail_probability <= 1:
+            raise InvalidInputError(f"fail_probability {fail_probability}: it must lie between 0 and 1")
+        sigma_scale = _finite(self.sigma_scale, "sigma_scale")
+        if sigma_scale <= 0:
+            raise InvalidInputError(f"sigma_scale {sigma_scale}: it must be a positive factor")
+        default_us = None if self.default_us is None else _finite(self.default_us, "default_us")
+        return Forecast(components, self.source, fail_probability, default_us, sigma_scale, self.grounded)
+
     @property
     def mean(self) -> float:
         """Expected log2 speed-up."""
@@ -151,6 +184,16 @@ class Forecast:
     def time_us(self) -> float | None:
         """Median run time it stands for, in microseconds; None where no absolute time is known."""
         return None if self.default_us is None else self.default_us * 2.0**-self.mean
+
+
+def _finite(value: Any, name: str) -> float:
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of many elements
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidInputError(f"{name} {value!r}: it must be a finite number")
+    return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ MOST_COUNTED = 2**53  # the largest whole number up to which floats are exact
 FASTEST_US, SLOWEST_US = 1e-100, 1e100
 """Times that are no time; quotients of those between, and their squares, are finite numbers."""
 
-MOST_LOG2 = 10_000.0  # of a forecast's speed-up and its sigma: no two times lie further apart, and squares are numbers
 KEY_DEPTH = 16  # of lists in lists in a workload's key
 
 
@@ -288,20 +287,11 @@ def decode_forecast(value: object, what: str = "forecast") -> Forecast | Abstent
             raise InvalidInputError(f"{what} has component {shown(given)}: it must be [mean, sigma, weight]")
         named = dict(zip(("mean", "sigma", "weight"), given, strict=True))
         mean, sigma, weight = (number_field(named, n, f"{what}'s component") for n in named)
-        if sigma < 0 or weight < 0:
-            raise InvalidInputError(f"{what} has component {shown(given)}: sigma and weight must not be negative")
-        if max(abs(mean), sigma, weight) > MOST_LOG2:
-            raise InvalidInputError(f"{what} has component {shown(given)}: nothing in it may be beyond {MOST_LOG2:g}")
         components.append(Normal(mean, sigma, weight, str(name)))
-    if not components:
-        raise InvalidInputError(f"{what} has no components: give at least one, or 'abstains' with a reason")
     fail_probability = number_field(data, "fail_probability", what, 0.0)
-    if not 0 <= fail_probability <= 1:
-        raise InvalidInputError(f"{what} has fail_probability {fail_probability}: it must lie between 0 and 1")
     widened = number_field(data, "widened", what, 1.0)
-    if not widened > 0:
-        raise InvalidInputError(f"{what} has widened {widened}: it must be a positive factor")
-    return Forecast(tuple(components), source, fail_probability, optional_number(data, "default_us", what), widened)
+    default_us = optional_number(data, "default_us", what)
+    return _named(what, Forecast(tuple(components), source, fail_probability, default_us, widened).checked)
 
 
 def names_tensors(workload: Workload) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from ..core.config import Config
 from ..core.context import ForecastContext
@@ -11,9 +12,13 @@ from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Recording
 from ..core.outcome import Evidence, Outcome
 from ..core.signal_handlers import raised_by_signal_handler
+from ..errors import InvalidInputError
+from ..features.forecast_columns import ForecastTable
 from ..protocols import Surrogate, SurrogateSession
 
 log = logging.getLogger(__name__)
+
+_reported: set[str] = set()  # surrogates of which this process has said that they fail
 
 
 class Forecaster:
@@ -46,7 +51,9 @@ class Forecaster:
             if raised_by_signal_handler(err):
                 raise
             name = self.surrogate.name
-            log.warning("surrogate %s failed (%r): tuning goes on without forecasts", name, err)
+            level = logging.DEBUG if name in _reported else logging.WARNING  # it may fail at every pick of every key
+            _reported.add(name)
+            log.log(level, "surrogate %s failed (%r): tuning goes on without forecasts", name, err)
             self.forecasts = [Abstention(name, repr(err))] * len(self.job.space)
 
     @property
@@ -64,9 +71,17 @@ class Forecaster:
         space = self.job.space
         if self._session is None:
             self._session = self.surrogate.start(self._context)
-        answer = self._session.predict(outcomes, evidence)
+        answer = self._session.predict(MappingProxyType(outcomes), MappingProxyType(evidence))
         if len(answer) != len(space):
-            raise ValueError(f"it answered for {len(answer)} of {len(space)} configs")
-        if strange := [a for a in answer if not isinstance(a, Forecast | Abstention)]:
-            raise TypeError(f"it answered {strange[0]!r}, which is neither a Forecast nor an Abstention")
+            raise InvalidInputError(f"it answered for {len(answer)} of {len(space)} configs")
+        if isinstance(answer, ForecastTable):  # of floats, and made by surrogates of this package
+            return answer
+        return [_checked(forecast) for forecast in answer]
+
+
+def _checked(answer: Forecast | Abstention) -> Forecast | Abstention:
+    if isinstance(answer, Forecast):
+        return answer.checked()
+    if isinstance(answer, Abstention):
         return answer
+    raise InvalidInputError(f"it answered {answer!r}, which is neither a Forecast nor an Abstention")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import signal
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from small_runs import Fixed, Memory, decide, recorded_as
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
-from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.protocols import Surrogate
+from forecast_autotune.store.encoding import encode_forecast
 from forecast_autotune.surrogates.base import StatelessSurrogate
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.tuning.policies import Selective
@@ -47,6 +51,68 @@ def test_a_surrogate_that_raises_is_done_without(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.WARNING)
     assert decide(recorded_as([100, 60]), surrogate=Raises()).config == Config({"i": 1})
     assert any("no server" in r.getMessage() for r in caplog.records)
+
+
+class Answers(StatelessSurrogate):
+    """Answers the same for every config."""
+
+    def __init__(self, name: str, answer: Any) -> None:
+        self.name, self.answer = name, answer
+
+    def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+        return [self.answer] * len(context.job.space)
+
+
+def test_forecasts_in_numpys_numbers_are_kept_as_pythons() -> None:
+    answer = Forecast.normal(
+        np.float32(0.5),  # type: ignore[arg-type]
+        np.float16(0.25),  # type: ignore[arg-type]
+        source="floats",
+        fail_probability=np.float32(0.5),  # type: ignore[arg-type]
+    )
+    store = Memory()
+    decide(recorded_as([100, 60]), surrogate=Answers("floats", answer), store=store)
+    kept = [forecast for _, _, forecast in store.recorded]
+    assert kept == [Forecast.normal(0.5, 0.25, source="floats", fail_probability=0.5)] * 2
+    assert json.dumps([encode_forecast(forecast) for forecast in kept])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Forecast.normal(math.nan, 1.0, source=""),
+        Forecast.normal(5000.0, 1.0, source=""),
+        Forecast.normal(0.0, -1.0, source=""),
+        Forecast.normal(0.0, 1e200, source=""),
+        Forecast.normal("0.5", 1.0, source=""),  # type: ignore[arg-type]
+        Forecast.normal(0.0, 1.0, source="", fail_probability=1.1),
+        Forecast.normal(0.0, 1.0, source="", default_us=math.inf),
+        Forecast((Normal(0.0, 1.0, 0.5),), ""),
+        Forecast((), ""),
+        Forecast(None, ""),  # type: ignore[arg-type]
+        Forecast(((0.0, 1.0),), ""),  # type: ignore[arg-type]
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("budget", ["all", 0])
+def test_forecasts_of_no_meaning_are_done_without(
+    budget: str | int, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, store = f"means nothing {budget} {answer}", Memory()
+    chosen = decide(recorded_as([100, 60]), budget, surrogate=Answers(name, answer), store=store)
+    assert chosen.config == Config({"i": 1 if budget else 0})
+    assert all(isinstance(forecast, Abstention) for _, _, forecast in store.recorded)
+    assert len([r for r in caplog.records if "means nothing" in r.getMessage()]) == 1, "one warning, though asked often"
+
+
+def test_a_surrogate_cannot_change_what_is_known() -> None:
+    class Empties(Answers):
+        def forecast(self, context: ForecastContext, outcomes: Any, evidence: Any) -> Sequence[Forecast | Abstention]:
+            outcomes.clear()
+            return super().forecast(context, outcomes, evidence)
+
+    answer = Forecast.normal(0.0, 1.0, source="empties")
+    assert decide(recorded_as([100, 60]), surrogate=Empties("empties", answer)).tried == 2
 
 
 @pytest.mark.parametrize(
