@@ -1,17 +1,17 @@
-"""One call of a key that is learned from, the pair that it may be a part of, and the candidate that is tried."""
+"""One call of a key that is learned from: which config it runs, and the moments before and after its launch."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
-from ..core.outcome import Outcome
 from .call_account import Hold
+from .call_pairs import Pair
+from .call_trial import CallTrial
 from .head_start import Head
 from .launch_windows import launch_windows
 
@@ -45,7 +45,7 @@ class Turn:
     waited: bool = False  # the device waited for the host between the two moments, and can be kept busy the next time
     stalled: bool = False  # it waited, and the launch took far longer than launches do
     compared_us: float = 0.0  # that comparing it with the default took, which held up the call
-    dropped: bool = False  # it is not to be timed, or not any more
+    given_up: bool = False  # it is not to be timed, or not any more
     began_s: float = 0.0
     start: Any = None
     stop: Any = None
@@ -63,7 +63,7 @@ class Turn:
                     self.calls.head_start.recorded(self.head)
                 self.began_s = time.perf_counter()
             except Exception:  # such as while another thread captures a graph
-                self.drop()
+                self.give_up_timing()
 
     def end(self) -> None:
         """Record the moment after it."""
@@ -73,7 +73,7 @@ class Turn:
                 self._note_waiting()
                 self.stop.record()
             except Exception:  # it was launched, and must not be again
-                self.drop()
+                self.give_up_timing()
         launch_windows.leave(self)
         if self.timed or self.first:
             self.calls.launched(self)
@@ -110,18 +110,18 @@ class Turn:
         """For how long the device waited for the host between the two moments, at most."""
         return self.host_us if self.head is None else self.head.short_us
 
-    def drop(self) -> None:
+    def give_up_timing(self) -> None:
         """Forget that the call was to be timed; another takes its place. Once is enough."""
         launch_windows.leave(self)
-        if not self.dropped:
+        if not self.given_up:
             log.debug("a call of %s is not timed", self.config, exc_info=True)
-            self.timed, self.dropped = False, True
-            self.calls.drop(self)
+            self.timed, self.given_up = False, True
+            self.calls.give_up_timing(self)
 
-    def put_off(self) -> None:
+    def compare_later(self) -> None:
         """Leave the first call of the candidate to a later turn."""
-        self.dropped = True
-        self.calls.put_off(self)
+        self.given_up = True
+        self.calls.compare_later(self)
 
     @property
     def to_compare(self) -> bool:
@@ -131,44 +131,5 @@ class Turn:
     def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
         launch_windows.leave(self)
-        self.dropped = True
+        self.given_up = True
         self.calls.failed(self, message, transient=transient, stage=stage)
-
-
-@dataclass(slots=True, eq=False)
-class Pair:
-    """A call of a candidate and one of what would have run, one after the other on one stream, in an order that is drawn."""
-
-    trial: CallTrial
-    candidate_first: bool
-    hold: Hold
-    opened: int  # at which call
-    candidate_us: float = math.nan
-    incumbent_us: float = math.nan
-    candidate_held_up: bool = False  # within that call the device waited for the host
-    incumbent_held_up: bool = False
-    candidate_stalled: bool = False
-    incumbent_stalled: bool = False
-    overlapped: bool = False
-    closed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class CallTrial:
-    """One config that is being timed: its samples, as times on the scale of the run."""
-
-    config: Config
-    early_stop_us: float
-    final: bool  # it is timed in turns with others: as long as they are
-    is_ready: bool = False  # its first launch loads nothing
-    loaded: bool = False
-    samples_us: list[float] = field(default_factory=list)
-    open_pairs: int = 0
-    thrown: int = 0  # pairs in turn that told nothing
-    stalls: int = 0  # pairs in turn in which its own launch alone took the host far longer than launches do
-    refused: int = 0  # calls at which it could not be compared
-    overlapped: int = 0  # pairs in turn beside which other threads launched
-    dropped: int = 0  # calls that could not be timed, since a pair was complete
-    first_us: float = math.nan  # of its first call, which is compared with nothing
-    run_us: float = 0.0
-    outcome: Outcome | None = None

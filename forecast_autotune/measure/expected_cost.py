@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 
 from ..core.config import Config
-from .call_turns import CallTrial
+from .call_trial import CallTrial
 from .known_times import KnownTimes
 
 LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded

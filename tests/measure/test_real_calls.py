@@ -22,8 +22,9 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.frontends.online.learning import AnotherThreadError, Learning
-from forecast_autotune.measure import call_turns, head_start, launch_windows, real_calls
-from forecast_autotune.measure.real_calls import MOST_PAIRS, LearningEndedError, RealCalls
+from forecast_autotune.measure import call_schedule, call_turns, head_start, launch_windows, real_calls
+from forecast_autotune.measure.call_trial import MOST_PAIRS, MOST_THROWN
+from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 
 DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
 TIMES_US = {DEFAULT: 100.0, FAST: 50.0, SLOW: 5000.0}
@@ -362,14 +363,14 @@ def test_a_device_that_cannot_be_asked_compares_nothing(monkeypatch: pytest.Monk
     def refuse() -> bool:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(calls, "_may_compare", refuse)
+    monkeypatch.setattr(calls._schedule, "_may_compare", refuse)
     thread = threading.Thread(target=calls.measure, args=(FAST,), daemon=True)
     thread.start()
-    while calls._trial is None:
+    while calls._schedule.trial is None:
         time.sleep(0.001)
     for _ in range(20):
         assert make_call(calls, device) == DEFAULT
-    monkeypatch.setattr(calls, "_may_compare", None)
+    monkeypatch.setattr(calls._schedule, "_may_compare", None)
     while thread.is_alive():
         make_call(calls, device)
 
@@ -398,7 +399,7 @@ def test_a_candidate_that_is_ready_to_launch_is_expected_to_load_nothing(is_read
     calls = make_calls(device, share=0.05, load=lambda _: is_ready)
     thread = threading.Thread(target=calls.measure, args=(FAST,), daemon=True)
     thread.start()
-    while calls._trial is None:
+    while calls._schedule.trial is None:
         time.sleep(0.001)
     made = 1
     while make_call(calls, device) != FAST:
@@ -627,7 +628,7 @@ def test_a_turn_that_is_lost_blocks_no_key(monkeypatch: pytest.MonkeyPatch) -> N
     """An interrupt between the call's asking for its turn and its launch."""
     device, allowance = Device(), Allowance()
     calls = make_calls(device, allowance=allowance)
-    monkeypatch.setattr(real_calls, "LOST_S", 0.0)
+    monkeypatch.setattr(call_schedule, "LOST_S", 0.0)
     thread, outcomes = measuring(calls)
     lost = 0
     while thread.is_alive():
@@ -652,14 +653,14 @@ def test_a_signal_handler_may_call_while_another_call_asks_for_its_turn() -> Non
     for _ in range(10):
         make_call(calls, device)
     before = signal.signal(signal.SIGALRM, lambda *_: make_call(calls, device))
-    read, nested = calls._read, []
+    read, nested = calls._reader.read, []
 
     def interrupted() -> None:
         nested.append(1)
         signal.raise_signal(signal.SIGALRM)
         read()
 
-    calls._read = interrupted  # type: ignore[method-assign]
+    calls._reader.read = interrupted  # type: ignore[method-assign]
     assert make_call(calls, device) == DEFAULT
     signal.signal(signal.SIGALRM, before)
     assert nested == [1]
@@ -741,7 +742,7 @@ def test_a_comparison_that_another_thread_prevents_is_made_later() -> None:
     calls = RealCalls(
         incumbent=DEFAULT, default=DEFAULT, allowance=allowance, share=1.0, new_event=device.event, may_compare=lambda: True,
     )  # fmt: skip
-    busy = iter(range(3 * real_calls.MOST_THROWN))  # comparisons of others that are met
+    busy = iter(range(3 * MOST_THROWN))  # comparisons of others that are met
 
     def compare(_: Config, __: object) -> None:
         if next(busy, None) is not None:
@@ -792,7 +793,7 @@ def test_timed_calls_and_other_threads_calls_on_a_stream_await_each_other() -> N
     calls = make_calls(device)
     while not calls.times.has_begun:
         make_call(calls, device)
-    timed, other, elsewhere = (real_calls.Turn(calls, DEFAULT, timed=i == 0, stream=i // 2) for i in range(3))
+    timed, other, elsewhere = (call_turns.Turn(calls, DEFAULT, timed=i == 0, stream=i // 2) for i in range(3))
     timed.begin()
     elsewhere.begin()
     waiting = threading.Thread(target=other.begin)

@@ -190,7 +190,7 @@ def learn_from_calls(
             calls.end()
         _call(calls, recorded, device, life, chance, learned, share)
         # What the loop is waiting for is there: let it go on before the next call.
-        trial = calls._trial
+        trial = calls._schedule.trial
         if trial is not None and trial.outcome is not None:
             _let_go_on(calls, trial, done)
     calls.end()
@@ -204,7 +204,7 @@ def _let_go_on(calls: RealCalls, trial: Any, done: threading.Event) -> None:
     """Wait until the loop has taken a result and waits for the next one, or is done."""
     wait = threading.Event()
     for _ in range(int(LIMIT_S * 2000)):
-        if done.is_set() or (calls._trial is not None and calls._trial is not trial):
+        if done.is_set() or (calls._schedule.trial is not None and calls._schedule.trial is not trial):
             return
         wait.wait(0.0005)
     raise AssertionError("the loop thinks without end")

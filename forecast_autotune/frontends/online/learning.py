@@ -130,16 +130,16 @@ class Learning:
         try:
             failure = self._compared(turn.config, call)
         except AnotherThreadError:
-            turn.put_off()
+            turn.compare_later()
             return False
         except Exception as err:  # such as memory that is short for copies: what is not compared is not tried
             if raised_by_signal_handler(err):
-                turn.drop()
+                turn.give_up_timing()
                 raise
             log.debug("%s is not compared", turn.config, exc_info=True)
             failure = Failure(stage="check", message=f"it cannot be compared with the default: {err}", transient=True)
         except BaseException:
-            turn.drop()
+            turn.give_up_timing()
             raise
         turn.compared_us = (time.perf_counter() - began) * 1e6
         if failure is not None:
@@ -169,7 +169,7 @@ class Learning:
         try:
             has_written = None if turn.trial is None else watch()  # takes time, which is not the candidate's
             turn.begin()
-            if turn.dropped:
+            if turn.given_up:
                 return make(self.best())
             try:
                 result = make(launcher)
@@ -184,7 +184,7 @@ class Learning:
             turn.end()
             return result
         except BaseException:  # nothing is held for a call that is over
-            turn.drop()
+            turn.give_up_timing()
             raise
 
     def _make_otherwise(self, turn: Turn, err: Exception, make: Callable[[Any], _Result]) -> _Result:
@@ -193,7 +193,7 @@ class Learning:
             result = make(self.best())
         except Exception as another:
             if raised(another) == raised(err):  # it is the call
-                turn.drop()
+                turn.give_up_timing()
             else:
                 turn.failed(raised(err), transient=True)
             raise

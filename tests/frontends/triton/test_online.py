@@ -128,16 +128,16 @@ def test_while_nothing_is_tried_calls_take_the_short_way(monkeypatch: pytest.Mon
         monkeypatch.setattr(calls, "_waiting", contextlib.nullcontext)
         assert not calls.wanted
         assert kernel._launches
-        turns = calls._turns
+        turns = calls._schedule.turns
         call(kernel)
-        assert calls._turns == turns
+        assert calls._schedule.turns == turns
         trial = threading.Thread(target=lambda: calls.measure(calls.incumbent))
         trial.start()
         until = time.monotonic() + 60
         while trial.is_alive() and time.monotonic() < until:
             call(kernel)
         assert not trial.is_alive()
-        assert calls._turns > turns
+        assert calls._schedule.turns > turns
         calls.end()
         assert not kernel._launches
 
