@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ..core.module_names import module_name
 from ..processes.machine import usable_cores
 from .call_tensors import holds_leaves, leaves_of_call, tensors_of_call
 from .keys import NoKeyError
@@ -127,7 +128,7 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
                     if isinstance(value, module):
                         modules.append(value)
                     continue
-                subclasses += ((len(tensors), f"{kind.__module__}.{kind.__qualname__}"),)
+                subclasses += ((len(tensors), f"{module_name(kind)}.{kind.__qualname__}"),)
             if value.requires_grad:
                 followed += (len(tensors),)
             if value.is_neg() or value.is_conj():

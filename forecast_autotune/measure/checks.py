@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..core.module_names import module_name
 from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import InvalidInputError
 from .buffers import CHUNK_BYTES, bits
@@ -53,7 +54,7 @@ def check_name(check: Check) -> str:
     if check is None or isinstance(check, str):
         return check or ""
     kind = type(check)
-    return f"{getattr(check, '__module__', kind.__module__)}.{getattr(check, '__qualname__', kind.__qualname__)}"
+    return f"{module_name(check)}.{getattr(check, '__qualname__', kind.__qualname__)}"
 
 
 def compare(check: Check, mine: Outputs, its: Outputs) -> str | None:

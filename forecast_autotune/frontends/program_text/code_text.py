@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ...core.digest import digest
+from ...core.module_names import in_any_process
 from ...core.workload import Program
 from ..nested_tuning import Nested
 from .libraries import Ownership, module_of_file
@@ -66,7 +67,8 @@ class CodeText:
         innermost = root
         while (inner := held_by(innermost, "fn")) is not None:
             innermost = inner
-        package = str(held_by(innermost, "__module__") or type(innermost).__module__).partition(".")[0]
+        module = in_any_process(str(held_by(innermost, "__module__") or type(innermost).__module__))
+        package = module.partition(".")[0]
         self.ownership.add_package(package)
         text = self.text_of(root)
         if id(root) not in self._labels:

@@ -9,6 +9,8 @@ import sysconfig
 import types
 from typing import Any
 
+from ...core.module_names import in_any_process, module_name
+
 TOOLCHAIN = {"torch", "triton", "numpy", "forecast_autotune"}
 """Packages whose code is never read: their versions are part of the toolchain."""
 
@@ -27,6 +29,7 @@ class Ownership:
 
     def name_of(self, module: str, name: str) -> str:
         """The full name of a library's function or class; the library's version is kept."""
+        module = in_any_process(module)
         top = _top(module)
         if not _is_never_read(top):
             version = vars(sys.modules.get(top, types)).get("__version__")
@@ -36,7 +39,7 @@ class Ownership:
 
     def is_own(self, value: Any) -> bool:
         """Whether a function or class is the program's own, and not an installed library's."""
-        module = str(value.__module__ or "")
+        module = module_name(value)
         file = value.__code__.co_filename if issubclass(type(value), types.FunctionType) else "<class>"
         if file.startswith("<"):  # typed in, or made by a decorator such as `dataclass`
             # `__main__` may name the file of what runs the program, such as pytest.

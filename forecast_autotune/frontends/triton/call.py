@@ -20,6 +20,7 @@ from ...core.config import Config
 from ...core.digest import Value
 from ...core.hardware import Hardware
 from ...core.job import Job
+from ...core.module_names import module_name
 from ...core.outcome import Measurement, Outcome
 from ...core.space import Space
 from ...core.workload import Workload
@@ -207,7 +208,7 @@ class TritonCall:
         own = self.spec.own_do_bench
         if own is None:
             return self.spec.timing
-        return f"do_bench={getattr(own, '__module__', '')}.{getattr(own, '__qualname__', type(own).__qualname__)}"
+        return f"do_bench={module_name(own)}.{getattr(own, '__qualname__', type(own).__qualname__)}"
 
     def _call_features(self) -> dict[str, Value]:
         """What the compiler specialises on, by argument; `stored_call` makes a call of it again."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...compilers.triton_hash import begin_hashing
 from ...core.fork_safe_lock import fork_safe_lock
+from ...core.module_names import module_name
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
@@ -198,7 +199,7 @@ def taken_by_another(name: str) -> str:
 
 def module_of(kernel: Any) -> str:
     """The module in which the function of a kernel is defined."""
-    return str(getattr(getattr(kernel, "base_fn", None), "__module__", "") or "")
+    return module_name(getattr(kernel, "base_fn", None))
 
 
 def _reach(kernel: Any) -> Any:

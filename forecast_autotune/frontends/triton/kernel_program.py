@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from ...core.digest import Value
+from ...core.module_names import module_name
 from ...core.workload import Program
 from ..program_text.code_text import CodeText, digest_of
 from ..program_text.values import is_kernel
@@ -27,7 +28,7 @@ def kernel_name(kernel: Any) -> str:
     function = kernel
     while (inner := getattr(function, "fn", None)) is not None:
         function = inner
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"
+    return f"{module_name(function)}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
 def plain_value(value: Any) -> Value:

@@ -17,6 +17,7 @@ from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.hardware import Toolchain
 from ...core.job import Job
+from ...core.module_names import module_name
 from ...core.outcome import Outcome
 from ...core.space import MAX_CONFIGS
 from ...core.workload import Program
@@ -130,7 +131,7 @@ class TunedVariants(TunedCallable):
         super().__init__(
             VariantsDoor(self),
             name=own_name,
-            full_name=name or f"{getattr(first.function, '__module__', None) or ''}.{first.name}".lstrip("."),
+            full_name=name or f"{module_name(first.function)}.{first.name}".lstrip("."),
             key=key,
             names=self.arguments.names or None,
             default_budget=DEFAULT_BUDGET,

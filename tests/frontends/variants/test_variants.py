@@ -990,3 +990,37 @@ def test_both_passes_of_a_checkpointed_block_run_one_variant() -> None:
     ran.clear()
     checkpoint(function, X, use_reentrant=False).sum().backward()
     assert ran == ["saves_less"] * 2
+
+
+SPAWNING = """
+import sys
+import torch
+import torch.multiprocessing
+import forecast_autotune as fa
+
+def plain(x): return x * 2
+def other(x): return x + x
+
+double = fa.variants([plain, other])
+
+def work(rank):
+    double(torch.ones(1000))
+    print([decision.basis for decision in double.decisions.values()])
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=1) if "spawn" in sys.argv else work(0)
+"""
+
+
+def test_a_spawned_process_finds_what_its_script_has_decided(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(SPAWNING)
+    for mode, words in (("tune", []), ("strict", ["spawn"])):
+        settings = {"FORECAST_AUTOTUNE_DIR": str(tmp_path / "store"), "FORECAST_AUTOTUNE_MODE": mode}
+        ran = subprocess.run(
+            [sys.executable, script, *words],
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.returncode, ran.stdout) == (0, "['measured']\n"), ran.stderr
