@@ -220,16 +220,15 @@ class TunedCallable:
 
     def _call_in_turn(self, key: Any, entry: Entry, learning: Learning, call: Call) -> Any:
         """Make a call of a key that is being learned: under the best known config, or a candidate that is tried."""
-        turn, launcher = None, entry.launcher
         if learning.calls.over:
             self.dispatcher.settle(entry)
             return self.dispatcher.run(key, entry, call.args, call.kwargs)
-        if learning.teaches(call):
-            launcher = learning.best()
-            if learning.calls.wanted and not call.why_unmeasured:
-                turn, launcher = learning.turn(current_stream(call.state.device_name))
-                if not learning.passes(turn, call):
-                    turn, launcher = None, learning.best()
+        turn, launcher = learning.choose(
+            call,
+            entry.launcher,
+            may_teach=lambda: learning.calls.wanted and not call.why_unmeasured,
+            stream=lambda: current_stream(call.state.device_name),
+        )
         try:
             result = learning.run(
                 turn,

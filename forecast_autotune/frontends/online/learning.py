@@ -102,6 +102,23 @@ class Learning:
         self.meets_others = False
         """Whether calls came that teach nothing."""
 
+    def choose(
+        self, call: Any, first: Any, *, may_teach: Callable[[], bool], stream: Callable[[], Hashable]
+    ) -> tuple[Turn | None, Any]:
+        """What a call of the key runs: its turn, None where it teaches nothing, and the launcher of a config.
+
+        Args:
+            first: the launcher with which the key began. Calls for which candidates are not built stay with it.
+            may_teach: whether the call may be timed; else it runs the best known config.
+            stream: names the stream that the call is made on.
+        """
+        if not self.teaches(call):
+            return None, first
+        if not may_teach():
+            return None, self.best()
+        turn, launcher = self.turn(stream())
+        return (turn, launcher) if self.passes(turn, call) else (None, self.best())
+
     def teaches(self, call: Any) -> bool:
         """Whether a call may try configs: they are built for it, and nothing keeps what it saves for a backward pass.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from triton import knobs
@@ -313,17 +313,16 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         A call that Triton compiles apart from the first one stays with what that one ran: nothing else is compiled for it.
         """
         call = (args, kwargs)
-        turn, config = None, entry.launcher
-        if learning.teaches(call):
-            if self.dispatcher.why_unmeasured(call):
-                config = learning.best()
-            else:
-                device = driver.active.get_current_device()
-                turn, config = learning.turn((device, driver.active.get_current_stream(device)))
-                if learning.calls.over:
-                    self.dispatcher.settle(entry)
-                if not learning.passes(turn, call):
-                    turn, config = None, learning.best()
+
+        def stream() -> Hashable:
+            device = driver.active.get_current_device()
+            return device, driver.active.get_current_stream(device)
+
+        turn, config = learning.choose(
+            call, entry.launcher, may_teach=lambda: not self.dispatcher.why_unmeasured(call), stream=stream
+        )
+        if learning.calls.over:
+            self.dispatcher.settle(entry)
 
         def launch(chosen: Any) -> Any:
             self.best_config = chosen
