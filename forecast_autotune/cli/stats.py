@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
         told_below = ("path", "pairs", "kinds", "noise")
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in told_below}
         honesty = {**asdict(scores), **asdict(trust)} if scores and trust else None
-        corrected = {kind: {**_fields(each.sigma_scale), "voices": dict(each.skill)} for kind, each in learned.items()}
+        corrected = {
+            kind: {**_fields(each.sigma_scale), "voices": dict(each.past_log_density)} for kind, each in learned.items()
+        }
         shown |= {"honesty_by_kind": {kind: asdict(each) for kind, each in kinds.items()}, "model": model}
         shown["noise"] = {name: asdict(each) for name, each in stats.noise.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
@@ -123,8 +125,8 @@ def _print(
         facts += [("", f"{kind}, on {each['kernels']} kernels left out: {_honesty(each)}") for kind, each in told]
     for kind, lessons in learned.items():
         facts.append(("correction", f"{kind}: {_correction_words(lessons.sigma_scale)}"))
-        if lessons.skill:
-            members = sorted(lessons.skill.items(), key=lambda member: -member[1])
+        if lessons.past_log_density:
+            members = sorted(lessons.past_log_density.items(), key=lambda member: -member[1])
             facts.append(("", "log density of " + ", ".join(f"{name} {score:+.2f}" for name, score in members)))
     print_facts(facts)
 

@@ -31,8 +31,8 @@ class ForecastContext:
         job: the workload, its space, the hardware and the toolchain.
         recordings: outcomes of the same program at other keys, on other hardware, under another toolchain or in older
             source. Outcomes of this very job come with each call of `predict`.
-        skill: mean log density of each surrogate's past forecasts on this kind of hardware, nats per outcome, by name;
-            a surrogate without a past is missing.
+        past_log_density: mean log density of each surrogate's past forecasts on this kind of hardware, nats per outcome, by
+            name; a surrogate without a past is missing.
         knob_effects: what single changes of knobs did in earlier runs.
         answers: earlier answers of language models; None where none outlive the process.
         ask_limit_s: seconds that a session may take to ask a language model, loading it included; 0 means that it must
@@ -42,7 +42,7 @@ class ForecastContext:
 
     job: Job
     recordings: Sequence[Recording] = ()
-    skill: Mapping[str, float] = field(default_factory=dict)
+    past_log_density: Mapping[str, float] = field(default_factory=dict)
     knob_effects: Callable[[], Sequence[KnobEffect]] = tuple
     answers: AnswerMemory | None = None
     ask_limit_s: float = math.inf

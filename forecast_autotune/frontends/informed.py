@@ -111,7 +111,7 @@ def _recalibrated(surrogate: Surrogate, store: SqliteStore, kind: str) -> Surrog
     if not surrogate.recalibrate:
         return surrogate
     lessons = cache(partial(_lessons_of, store, kind))
-    informed = WithContext(surrogate, lambda context: replace(context, skill=lessons().skill))
+    informed = WithContext(surrogate, lambda context: replace(context, past_log_density=lessons().past_log_density))
     return Recalibrated(informed, lambda: lessons().sigma_scale)
 
 

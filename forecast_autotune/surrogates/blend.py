@@ -30,8 +30,8 @@ outcomes, and `roofline` made the first ten measurements of the recorded spaces 
 times the best, cold, 8 spaces, 6 seeds); so much apart, no worse, and better from 100 on (1.05 for 1.09). A language model
 may be any: it has to show first what it knows of kernels."""
 
-SKILL_COUNTS = 4.0  # a past log density per outcome counts like that of so many outcomes of this job
-FADES_OVER = 10.0  # outcomes after which prior weights and skill count half: they were found on other kernels
+PAST_COUNTS = 4.0  # a past log density per outcome counts like that of so many outcomes of this job
+FADES_OVER = 10.0  # outcomes after which prior weights and past densities count half: they were found on other kernels
 LARGEST_GAP = 20.0  # nats between the best member and one that still has a weight
 NARROWEST = 1e-6  # sigma, in log2 speed-up, that a member's bell has at least
 SUREST_FAILURE = 1.0 - 1e-9  # chance of failing beyond which no member is believed
@@ -42,8 +42,8 @@ class Blend(BaseSurrogate):
 
     The result is a mixture in which each member's bell keeps its weight, so that disagreement makes it wide. A member's log
     weight is the log density that it gave to the outcomes, each forecast from all the others, plus its prior log weight and
-    its skill on other kernels, which fade as outcomes come in. How sure a member is does not count: that would favour
-    whoever is surest wrongly.
+    that of its past forecasts on other kernels, which both fade as outcomes come in. How sure a member is does not count:
+    that would favour whoever is surest wrongly.
 
     A member that raises has abstained, with one warning. So has, without a warning, one whose forecast of a config is no
     number.
@@ -126,7 +126,7 @@ class _Session(BaseSession):
         if not speaking:
             reason = "; ".join(answer.why_not for answer in answers)
             return [Abstention(Blend.name, reason or "no members")] * len(space)
-        return _mixture(speaking, _weights(speaking, self.context.skill, outcomes_in(space, outcomes)))
+        return _mixture(speaking, _weights(speaking, self.context.past_log_density, outcomes_in(space, outcomes)))
 
     def _ask(self, number: int, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]) -> _Answer:
         """What a member answers; its abstention, where it breaks."""
@@ -149,12 +149,12 @@ class _Session(BaseSession):
         return _Answer(member.name, [Abstention(member.name, reason)] * configs)
 
 
-def _weights(speaking: Sequence[_Answer], skill: Mapping[str, float], outcomes: int) -> Array:
+def _weights(speaking: Sequence[_Answer], past_log_density: Mapping[str, float], outcomes: int) -> Array:
     """How much each member counts, the best 1.
 
     Args:
         speaking: the members' answers.
-        skill: their mean log density per outcome on other kernels, nats; by name.
+        past_log_density: their mean log density per outcome on other kernels, nats; by name.
         outcomes: how many are known of this job.
     Returns:
         one weight for each answer, in their order.
@@ -164,9 +164,10 @@ def _weights(speaking: Sequence[_Answer], skill: Mapping[str, float], outcomes: 
     densities = [answer.loo_log_density for answer in speaking]
     known = [density for density in densities if density is not None]
     usual = sum(known) / len(known) if known else 0.0
-    usual_skill = sum(skill.values()) / len(skill) if skill else 0.0
+    usual_past = sum(past_log_density.values()) / len(past_log_density) if past_log_density else 0.0
     before = [
-        PRIOR_LOG_WEIGHTS.get(answer.name, 0.0) + SKILL_COUNTS * (skill.get(answer.name, usual_skill) - usual_skill)
+        PRIOR_LOG_WEIGHTS.get(answer.name, 0.0)
+        + PAST_COUNTS * (past_log_density.get(answer.name, usual_past) - usual_past)
         for answer in speaking
     ]
     log_weights = np.array([usual if density is None else density for density in densities])

@@ -134,9 +134,9 @@ def test_added_context_reaches_the_session_and_the_rest_stays() -> None:
     asked = replace(question(recording()), recordings=[recording(n=8192)])
     twice = WithContext(
         WithContext(Listening(), lambda context: replace(context, ask_limit_s=3.0)),
-        lambda context: replace(context, skill={"a": 1.0}),
+        lambda context: replace(context, past_log_density={"a": 1.0}),
     )
     ask(twice, asked)
     (context,) = seen
-    assert context == replace(asked.context, ask_limit_s=3.0, skill={"a": 1.0})
+    assert context == replace(asked.context, ask_limit_s=3.0, past_log_density={"a": 1.0})
     assert (twice.name, twice.recalibrate, twice.asks_model, twice.fitted_on) == ("twice", False, False, ())

@@ -188,11 +188,11 @@ class SteadySession(BaseSession):
 
 
 def weights(
-    *members: Surrogate, skill: Mapping[str, float] | None = None, known: int = 0, first: int = 0
+    *members: Surrogate, past_log_density: Mapping[str, float] | None = None, known: int = 0, first: int = 0
 ) -> dict[str, float]:
     """How much each member counts of one config, by its name."""
     asked = question(recording(), known=known)
-    session = Blend(members).start(replace(asked.context, skill=skill or {}))
+    session = Blend(members).start(replace(asked.context, past_log_density=past_log_density or {}))
     forecast = session.predict(asked.outcomes, {})[first]
     assert isinstance(forecast, Forecast)
     return {bell.source: bell.weight for bell in forecast.components}
@@ -226,7 +226,7 @@ def test_the_member_that_forecast_these_outcomes_better_counts_more() -> None:
     assert better["b"] > much_better["b"] > 0.0  # never unheard: it may be right yet
 
 
-def test_a_member_without_a_skill_score_counts_like_the_mean_of_the_others() -> None:
+def test_a_member_without_a_log_density_counts_like_the_mean_of_the_others() -> None:
     found = weights(Steady("a", 0.0, density=-1.0), Steady("b", 1.0, density=-3.0), Steady("c", 2.0))
     assert found["a"] > found["c"] > found["b"]
     assert found["c"] / found["b"] == pytest.approx(found["a"] / found["c"])
@@ -234,13 +234,13 @@ def test_a_member_without_a_skill_score_counts_like_the_mean_of_the_others() -> 
 
 def test_who_did_better_in_the_past_counts_for_more_and_the_past_fades() -> None:
     past = {"a": -0.5, "b": -1.5}
-    ahead, later = (weights(Steady("a", 0.0), Steady("b", 1.0), skill=past, known=n) for n in (0, 60))
+    ahead, later = (weights(Steady("a", 0.0), Steady("b", 1.0), past_log_density=past, known=n) for n in (0, 60))
     assert ahead["a"] > later["a"] > 0.5
     assert weights(Steady("a", 0.0), Steady("b", 1.0)) == {"a": pytest.approx(0.5), "b": pytest.approx(0.5)}
 
 
 def test_who_has_no_past_counts_like_the_mean_of_those_who_have() -> None:
-    found = weights(Steady("a", 0.0), Steady("b", 1.0), Steady("new", 2.0), skill={"a": -0.5, "b": -1.0})
+    found = weights(Steady("a", 0.0), Steady("b", 1.0), Steady("new", 2.0), past_log_density={"a": -0.5, "b": -1.0})
     assert found["a"] > found["new"] > found["b"]
 
 
@@ -263,7 +263,8 @@ def test_two_sessions_of_one_blend_have_their_own_skill_and_warn_once(caplog: py
     caplog.set_level(logging.WARNING)
     blend = Blend([Raises(), Steady("a", 0.0), Steady("b", 1.0)])
     first, second = (
-        blend.start(replace(ASKED.context, skill=skill)).predict({}, {})[0] for skill in ({}, {"a": -0.5, "b": -5.0})
+        blend.start(replace(ASKED.context, past_log_density=past_log_density)).predict({}, {})[0]
+        for past_log_density in ({}, {"a": -0.5, "b": -5.0})
     )
     assert isinstance(first, Forecast)
     assert isinstance(second, Forecast)

@@ -50,7 +50,7 @@ class Lessons:
     """What past forecasts and outcomes teach: how wide to make forecasts, and each member's mean log density."""
 
     sigma_scale: SigmaScale
-    skill: Mapping[str, float]
+    past_log_density: Mapping[str, float]
 
 
 def lessons_of(pairs: Sequence[tuple[Forecast, float]]) -> Lessons:
