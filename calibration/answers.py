@@ -14,7 +14,7 @@ from .paths import REPOSITORY
 LIMIT_S = 600.0  # of one process
 
 
-class Kept:
+class AnswerFile:
     """Answers, in a file of JSON lines if one is named."""
 
     def __init__(self, file: Path | None) -> None:

@@ -32,7 +32,7 @@ from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import require_box
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
-from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate, incumbent
 from forecast_autotune.program_search.descriptions import describer_of
 from forecast_autotune.program_search.examiner import Examiner, Result, is_fastest, mean_us
 from forecast_autotune.program_search.finals import in_turns
@@ -211,7 +211,7 @@ class LiveTask:
             }  # fmt: skip
 
 
-def best_by_measurement(tried: Sequence[Tried]) -> list[float]:
+def best_by_measurement(tried: Sequence[TriedCandidate]) -> list[float]:
     """The fastest so far after each measurement; what did not build is none."""
     best, found = math.inf, []
     for one in tried:

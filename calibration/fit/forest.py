@@ -302,7 +302,7 @@ def _in_preorder(tree: Any) -> dict[str, NDArray[Any]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Missed:
+class LeftOutErrors:
     """How a model that had not seen a space did there: of some configs that ran, evenly spaced.
 
     Attributes:
@@ -327,7 +327,7 @@ def _widened(example: Example, prior: Prior, width: Width) -> Prior:
     return replace(prior, width=width)
 
 
-def misses(example: Example, prior: Prior) -> Missed:
+def misses(example: Example, prior: Prior) -> LeftOutErrors:
     """What trees and networks expected of a space beside what was measured."""
     import numpy as np
 
@@ -336,14 +336,14 @@ def misses(example: Example, prior: Prior) -> Missed:
     expected = of_launches.mean
     ran = np.flatnonzero(~np.isnan(example.log2_time[described]))
     some = ran[np.linspace(0, ran.size - 1, min(JUDGED, ran.size)).round().astype(int)] if ran.size else ran
-    return Missed(
+    return LeftOutErrors(
         columns=width_columns(expected, of_launches.disagreement)[some],
         expected=(np.median(expected) - expected)[some],
         measured=-example.log2_time[described][some],
     )
 
 
-def fit_width(left_out: Sequence[tuple[str, Missed]]) -> Width:
+def fit_width(left_out: Sequence[tuple[str, LeftOutErrors]]) -> Width:
     """The width with the least Brier score in the eight bins by what was missed, each kernel counting alike.
 
     Args:

@@ -31,7 +31,7 @@ FIELD = "described"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
+class DescribeReport:
     """What became of one trace."""
 
     trace: str
@@ -41,8 +41,8 @@ class Described:
 
 
 def describe_traces(
-    folder: Path, say: Callable[[Described], None] = lambda _: None, *, packages: bool = False
-) -> list[Described]:
+    folder: Path, say: Callable[[DescribeReport], None] = lambda _: None, *, packages: bool = False
+) -> list[DescribeReport]:
     """Describe the configs of every trace in a folder, in place; all else in the files stays as it is.
 
     Args:
@@ -59,7 +59,7 @@ def describe_traces(
     return results
 
 
-def describe_trace(path: Path) -> Described:
+def describe_trace(path: Path) -> DescribeReport:
     """Describe the configs of one trace, in place.
 
     Raises:
@@ -86,7 +86,7 @@ def describe_trace(path: Path) -> Described:
                 descriptions(_kernel_of(recorded, program), str(recorded["case"]), configs, hardware)
             )
     except NotThereError as err:
-        return Described(trace=path.name, left=str(err))
+        return DescribeReport(trace=path.name, left=str(err))
     written = [first]
     for line, value, described in zip(lines, values, descriptions_of, strict=True):
         bare = line if value.pop(FIELD, None) is None else to_text(value)
@@ -97,7 +97,7 @@ def describe_trace(path: Path) -> Described:
         mode = path.stat().st_mode
         write_lines(path, written)
         os.chmod(path, mode)
-    return Described(trace=path.name, configs=len(configs), described=sum(map(bool, descriptions_of)))
+    return DescribeReport(trace=path.name, configs=len(configs), described=sum(map(bool, descriptions_of)))
 
 
 def _kernel_of(recorded: Mapping[str, object], program: Program) -> SuiteKernel | SingleKernel | Kernel:

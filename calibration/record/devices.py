@@ -49,7 +49,7 @@ from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.processes.machine import usable_cores
 
 from ..paths import CORPORA
-from .describe import Described, describe_traces
+from .describe import DescribeReport, describe_traces
 from .worker import Status, Task, recordable
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def describe(given: argparse.Namespace) -> int:
     return 0
 
 
-def show_described(result: Described) -> None:
+def show_described(result: DescribeReport) -> None:
     """One line on stderr: what became of a trace."""
     far = f"left as it is: {result.left}" if result.left else f"{result.described} of {result.configs} described"
     print(f"{result.trace}: {far}", file=sys.stderr, flush=True)

@@ -242,7 +242,7 @@ def header_of(subject: Subject, target: str) -> Json:
 # Asking the compiler ----------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class TargetConfig(NamedTuple):
     """A config of a kernel for a target."""
 
     target: str
@@ -250,11 +250,11 @@ class Asked(NamedTuple):
     config: Config
 
 
-def answers(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Asked, Result]]:
+def answers(asked: Sequence[TargetConfig], jobs: int) -> Generator[tuple[TargetConfig, Result]]:
     """What the compilers say, each answer as it comes. So many compilers run at a time, in child processes."""
     from forecast_autotune.compilers.triton_pool import WorkerPool
 
-    def kind(each: Asked) -> tuple[str, str]:
+    def kind(each: TargetConfig) -> tuple[str, str]:
         return language_of(subjects()[each.kernel]), each.target
 
     with contextlib.closing(WorkerPool(jobs)) as pool:
@@ -298,7 +298,7 @@ def by_triton(
         yield int(called["call"]), result  # type: ignore[arg-type]  # it is the number put there above
 
 
-def by_nvcc(asked: Sequence[Asked], jobs: int) -> Iterator[tuple[Asked, Result]]:
+def by_nvcc(asked: Sequence[TargetConfig], jobs: int) -> Iterator[tuple[TargetConfig, Result]]:
     """What nvcc says of CUDA kernels, so many at a time."""
     with ThreadPoolExecutor(jobs) as threads:
         try:
@@ -314,7 +314,7 @@ def _recipe(name: str) -> Any:
     return subjects()[name].load()._recipe  # type: ignore[union-attr]  # only CUDA kernels come here
 
 
-def _nvcc_report(asked: Asked) -> Result:
+def _nvcc_report(asked: TargetConfig) -> Result:
     from forecast_autotune.compilers.cpp_compile import CppCompiler
     from forecast_autotune.compilers.triton_evidence import cubin_facts
     from forecast_autotune.measure.probe import detect_cpp_toolchain
@@ -335,7 +335,7 @@ def _nvcc_report(asked: Asked) -> Result:
         return result
 
 
-def answers_of_several(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Asked, Result]]:
+def answers_of_several(asked: Sequence[TargetConfig], jobs: int) -> Generator[tuple[TargetConfig, Result]]:
     """As `answers`, by as many processes as it takes to keep the compilers busy; each has its share of the configs.
 
     Raises:
@@ -384,7 +384,7 @@ def answers_of_several(asked: Sequence[Asked], jobs: int) -> Generator[tuple[Ask
         )
 
 
-def _feed(end: Any, asked: Sequence[Asked], jobs: int) -> None:
+def _feed(end: Any, asked: Sequence[TargetConfig], jobs: int) -> None:
     """What a child process does. It ends by SIGTERM, or when its parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first process, which ends the others
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -505,7 +505,7 @@ def collect(
 ) -> bool:
     """Compile the configs that are wanted and missing in some tables; False if time ran out before all were done."""
     whose = {(t.target, t.subject.name): t for t in tables}
-    wanted = [Asked(t.target, t.subject.name, config) for t in tables for config in t.wanted(sample)]
+    wanted = [TargetConfig(t.target, t.subject.name, config) for t in tables for config in t.wanted(sample)]
     asked = [each for each in wanted if each.config not in whose[each.target, each.kernel].results]
     left = Counter((each.target, each.kernel) for each in asked)
     tell = _teller(len(wanted), len(asked), say)

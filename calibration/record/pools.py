@@ -36,7 +36,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
-from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.descriptions import CandidateDescriber, Described, describer_of
 from forecast_autotune.program_search.examiner import Examiner, Result
 from forecast_autotune.program_search.forecasts import configs_of, traits_of
@@ -185,7 +185,7 @@ class _Recorder:
         ready: list[tuple[Candidate, Loadable]] = []
         for one, loadable in zip(batch, made, strict=True):
             if isinstance(loadable, Failure):
-                self.archive.add(Tried(candidate=one, outcome=loadable, forecast=None, chosen="pool"))
+                self.archive.add(TriedCandidate(candidate=one, outcome=loadable, forecast=None, chosen="pool"))
             elif not self._is_twin(loadable.code):
                 ready.append((one, loadable))
         with self.examiner.checked([loadable for _, loadable in ready], everywhere=False) as checks:
@@ -207,7 +207,7 @@ class _Recorder:
 
     def _keep(self, one: Candidate, chosen: str, result: Result, code: str) -> None:
         self.archive.add(
-            Tried(
+            TriedCandidate(
                 candidate=one,
                 outcome=result.outcome,
                 forecast=None,
@@ -224,7 +224,7 @@ class _Recorder:
 
 def write_pool(
     task: SearchTask,
-    tried: Sequence[Tried],
+    tried: Sequence[TriedCandidate],
     hardware: Hardware,
     toolchain: Toolchain,
     to: Path,
@@ -236,7 +236,7 @@ def write_pool(
     were taken in another order, the first stays.
     """
     configs = configs_of([t.candidate for t in tried], task)
-    first: dict[Config, Tried] = {}
+    first: dict[Config, TriedCandidate] = {}
     for config, one in zip(configs, tried, strict=True):
         first.setdefault(config, one)
     told: dict[Config, Described] = {}

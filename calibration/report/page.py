@@ -63,7 +63,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PageContent:
     """What a page is made of: `rows` of all searches and forecasts, and what is to be said of where they come from."""
 
     rows: Rows
@@ -118,7 +118,7 @@ def table(head: Sequence[str], body: Iterable[tuple[str, Sequence[str]]]) -> str
 # The parts --------------------------------------------------------------------------------------------------------------
 
 
-def page(made: Made) -> str:
+def page(made: PageContent) -> str:
     """All of it."""
     known = [row for row in made.rows if "why" not in row]
     settings = grouped(known, "setting")
@@ -138,7 +138,7 @@ def page(made: Made) -> str:
     )
 
 
-def head(made: Made) -> str:
+def head(made: PageContent) -> str:
     kernels, hardware = ({getattr(s, name) for s in made.sources} for name in ("kernel", "hardware"))
     what = (
         f"Tuning runs and forecasts replayed on {numbered(len(made.sources), 'recorded space')} of "
@@ -159,7 +159,7 @@ def numbered(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def prior(made: Made) -> str:
+def prior(made: PageContent) -> str:
     """What the shipped model has seen, and that nothing on this page was said by a model that had seen its kernel."""
     if made.shipped_on:
         shipped = (
@@ -178,7 +178,7 @@ def prior(made: Made) -> str:
     return f"<p>{write(f'{shipped} {sentence}')}</p>"
 
 
-def section(made: Made, setting: str, rows: Rows, named: bool) -> str:
+def section(made: PageContent, setting: str, rows: Rows, named: bool) -> str:
     searches = [row for row in rows if "method" in row]
     forecasts = [row for row in rows if "known" in row]
     suffix = f", {setting}" if named else ""
@@ -247,7 +247,7 @@ def slowdown_table(rows: Rows) -> str:
     )
 
 
-def forecast_parts(made: Made, rows: Rows) -> list[str]:
+def forecast_parts(made: PageContent, rows: Rows) -> list[str]:
     known = by_known(rows)
     classes = {k: chart_data.reliability(some) for k, some in known.items()}
     together = {k: pooled for k, some in known.items() if (pooled := chart_data.fifths_together(some)) is not None}
@@ -286,7 +286,7 @@ EIGHT_BINS = (
 )
 
 
-def by_space(made: Made, known: Mapping[int, Rows], traces: Sequence[str]) -> str:
+def by_space(made: PageContent, known: Mapping[int, Rows], traces: Sequence[str]) -> str:
     each = []
     for trace in traces:
         mine = {k: row for k, rows in known.items() for row in rows if row["trace"] == trace}
@@ -302,7 +302,7 @@ def words_of(row: Mapping[str, object]) -> str:
     return pictures.words_of(int(str(row["known"])))
 
 
-def beside(made: Made, rows: Rows) -> str:
+def beside(made: PageContent, rows: Rows) -> str:
     each = []
     for row in rows:
         inside = row["inside_90"]
@@ -337,7 +337,7 @@ def scores_table(known: Mapping[int, Rows]) -> str:
     return f"<p>{explained}</p>" + table(["score", *heads, "ideal"], body)
 
 
-def origins(made: Made) -> str:
+def origins(made: PageContent) -> str:
     """Which traces, seeds, versions and command made the page."""
     body = [
         ("", [write(s.name), write(s.kernel), write(s.hardware), str(s.configs), times(s.default_over_best), s.digest])

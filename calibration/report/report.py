@@ -43,7 +43,7 @@ from ..evaluate.benchmark import (
 from ..evaluate.honesty import PageForecasts
 from ..evaluate.searches import METHODS
 from ..paths import TRACES
-from .page import Made, Source, page
+from .page import PageContent, Source, page
 
 METHODS_COLD = (OURS, "top-forecast-again", "gp-ei", "lfbo", "kt-bayes_opt", "random")
 METHODS_WITH_HISTORY = (OURS, "top-forecast-again", "look-up", "gp-on-look-up", "hedge", "gp-ei", "lfbo", "random")
@@ -128,7 +128,7 @@ def versions() -> dict[str, str]:
     return {"Python": platform.python_version(), **{name: installed[name] for name in names if name in installed}}
 
 
-def make(given: argparse.Namespace, arguments: Sequence[str]) -> Made:
+def make(given: argparse.Namespace, arguments: Sequence[str]) -> PageContent:
     """Search and forecast what is asked for: all that the page shows.
 
     Raises:
@@ -147,7 +147,7 @@ def make(given: argparse.Namespace, arguments: Sequence[str]) -> Made:
         name="report",
         partly=", which the page shows",
     )
-    return Made(
+    return PageContent(
         rows=rows,
         sources=sources(traces),
         history=[path.name for path in given.history],

@@ -36,7 +36,7 @@ from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table
 
-from ..answers import LIMIT_S, Kept, answer_of
+from ..answers import LIMIT_S, AnswerFile, answer_of
 from ..command import positive
 from .steps import STEPS, WAYS
 
@@ -97,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     operations = given.names or list(OPERATIONS)
     try:
-        kept = Kept(given.keep)
+        kept = AnswerFile(given.keep)
     except (OSError, ValueError) as err:
         print(f"third-party: --keep {given.keep}: {err}", file=sys.stderr)
         return 2
@@ -145,7 +145,7 @@ class Run:
         )
 
 
-def run_operations(operations: Sequence[str], ways: Sequence[str], how: Run, kept: Kept, *, as_json: bool) -> int:
+def run_operations(operations: Sequence[str], ways: Sequence[str], how: Run, kept: AnswerFile, *, as_json: bool) -> int:
     """Each operation in each way, a row for each pair as it is done."""
     failed, everything = False, []
     rows: list[tuple[str, ...]] = []

@@ -16,7 +16,7 @@ from .output import print_json_list, print_table, say
 
 if TYPE_CHECKING:
     from ..distributed.key_list import ListedKey
-    from ..remote.coverage import Covered
+    from ..remote.coverage import KeyCoverage
 
 DESCRIPTION = """\
 Say for each kernel and each hardware how many of its keys are decided there: by measurements, or not. Counted are all keys
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     return OK if covered and not open_ones else NOTHING
 
 
-def _print(covered: list[Covered]) -> None:
+def _print(covered: list[KeyCoverage]) -> None:
     from ..remote.coverage import STATES
 
     rows: dict[tuple[str, str, str], Counter[str]] = {}
@@ -106,7 +106,7 @@ def _print(covered: list[Covered]) -> None:
     )
 
 
-def _as_key(covered: Covered) -> ListedKey:
+def _as_key(covered: KeyCoverage) -> ListedKey:
     from ..distributed.key_list import ListedKey
 
     return ListedKey(
@@ -118,7 +118,7 @@ def _as_key(covered: Covered) -> ListedKey:
     )
 
 
-def _as_json(covered: Covered) -> dict[str, object]:
+def _as_json(covered: KeyCoverage) -> dict[str, object]:
     return {
         "kernel": covered.workload.program.name,
         "program": covered.workload.program.digest,

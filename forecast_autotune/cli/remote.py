@@ -16,7 +16,7 @@ from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..remote.exchange import Exchange
-    from ..remote.location import Listed
+    from ..remote.location import ListedSegment
     from ..settings import RemoteStore
     from ..store.queries import StoreFile
     from ..store.rows import StoredDecision
@@ -121,7 +121,7 @@ def _status(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile,
         exchange.forget_removed()
         waiting = len(exchange.unsent())
     named = _names(exchange, store)
-    folders: dict[tuple[str, str], list[Listed]] = {}
+    folders: dict[tuple[str, str], list[ListedSegment]] = {}
     for segment in listing:
         folders.setdefault((segment.hardware, segment.program), []).append(segment)
     if arguments.json:
@@ -183,7 +183,7 @@ def _names(exchange: Exchange, store: StoreFile) -> Mapping[str, str]:
     return named
 
 
-def _newest(listing: Sequence[Listed]) -> float | None:
+def _newest(listing: Sequence[ListedSegment]) -> float | None:
     return max((s.at for s in listing if s.at is not None), default=None)
 
 

@@ -22,7 +22,7 @@ from ..core.forks import after_fork_in_child
 from ..processes.channel import Message
 from ..processes.endings import WorkersUnavailableError
 from .triton_source import Source
-from .triton_worker import Built, brief
+from .triton_worker import BuildResult, brief
 
 if TYPE_CHECKING:
     from .triton_pool import Compiling, Setup, WorkerPool
@@ -130,7 +130,7 @@ launcher_builds = LauncherBuilds()
 after_fork_in_child(launcher_builds.after_fork_in_child)
 
 
-def build_launcher(task: Message) -> Built:
+def build_launcher(task: Message) -> BuildResult:
     """Build the launcher of a `LauncherTask` into Triton's cache, in a worker."""
     began = time.perf_counter()
     backend, warp_size = task["target"]
@@ -139,8 +139,8 @@ def build_launcher(task: Message) -> Built:
     try:
         getattr(import_module(module), name)(source, _Unknown(warp_size))
     except Exception as err:
-        return Built(cost_s=time.perf_counter() - began, error=brief(err))
-    return Built(cost_s=time.perf_counter() - began)
+        return BuildResult(cost_s=time.perf_counter() - began, error=brief(err))
+    return BuildResult(cost_s=time.perf_counter() - began)
 
 
 class _Unknown:

@@ -25,7 +25,7 @@ from ..processes.machine import BACKGROUND_NICE, workers_that_fit
 from ..processes.pausing import Pausing
 from ..processes.worker import START_S
 from .triton_launcher import LauncherTask
-from .triton_worker import Built, Task, serve_tasks
+from .triton_worker import BuildResult, Task, serve_tasks
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Setup:
     folder: str
 
 
-class Compiling(Future["Built"]):
+class Compiling(Future["BuildResult"]):
     """A compile that waits for a worker, or that one is at."""
 
     begun: float | None = None
@@ -239,7 +239,7 @@ class WorkerPool:
         job.future.set_result(built)
         return compiler
 
-    def _compiled(self, compiler: _Compiler, job: _Job) -> Built:
+    def _compiled(self, compiler: _Compiler, job: _Job) -> BuildResult:
         """What comes of a task in a worker, which is known by it meanwhile."""
         with self._lock:
             compiler.future = job.future
@@ -296,19 +296,19 @@ class _Compiler:
             os.close(self._log)
             raise
 
-    def run(self, job: _Job) -> Built:
+    def run(self, job: _Job) -> BuildResult:
         """Have it compile when a core is free; a worker that takes too long, not counting pauses, is killed."""
         with core_slots().held(given_up=lambda: self.worker.has_ended or job.future.abandoned):
             return self._run(job)
 
-    def _run(self, job: _Job) -> Built:
+    def _run(self, job: _Job) -> BuildResult:
         if job.future.abandoned:
-            return Built(cost_s=0.0, error="it was abandoned")
+            return BuildResult(cost_s=0.0, error="it was abandoned")
         began = time.perf_counter()
         try:
             job.future.begun = self._clock()
             self.worker.send(job.task)
-            return Built.from_json(self.worker.receive(job.timeout_s), job.target)
+            return BuildResult.from_json(self.worker.receive(job.timeout_s), job.target)
         except WorkerTimeoutError:
             self.worker.kill()
             stage, by_itself = "timeout", True
@@ -317,7 +317,7 @@ class _Compiler:
             stage, by_itself = "compile", not isinstance(err, WorkerKilledError)
             error = f"the compiler's process ended ({err}): {last_words(self._log) or 'it left no message'}"
         cost_s = time.perf_counter() - began
-        return Built(cost_s=cost_s, error=error, stage=stage, crashed=by_itself, transient=not by_itself)
+        return BuildResult(cost_s=cost_s, error=error, stage=stage, crashed=by_itself, transient=not by_itself)
 
     def close(self) -> None:
         """End the worker; once more does nothing, for the log's number may be another file's by then."""

@@ -61,7 +61,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildResult:
     """What comes of a task: the evidence and the metadata that limits are checked against, or what went wrong.
 
     `stage` is `timeout` for a worker that took too long; `crashed`: the compiler brought its worker down.
@@ -81,7 +81,7 @@ class Built:
         return {**asdict(self), "metadata": {k: v for k, v in self.metadata.items() if k != "target"}}
 
     @classmethod
-    def from_json(cls, value: Message, target: Any) -> Built:
+    def from_json(cls, value: Message, target: Any) -> BuildResult:
         """What `as_json` wrote, with the target put back."""
         evidence = None if value["evidence"] is None else Evidence(**value["evidence"])
         return cls(**{**value, "evidence": evidence, "metadata": {**value["metadata"], "target": target}})
@@ -113,7 +113,7 @@ def use_knobs(overrides: dict[str, dict[str, Any]]) -> None:
         vars(knobs.nvidia)["dump_ptxas_log"] = True  # the only place where the bytes spilled are told; costs nothing
 
 
-def build(task: Task) -> Built:
+def build(task: Task) -> BuildResult:
     """Compile one task into Triton's cache."""
     import triton
 
@@ -126,10 +126,10 @@ def build(task: Task) -> Built:
             _use_key(task.key)
             kernel = triton.compile(_source(task), target=task.target, options=task.options, _env_vars=task.environment)
     except Exception as err:
-        return Built(cost_s=time.perf_counter() - began, error=brief(err), transient=is_the_machines(err))
+        return BuildResult(cost_s=time.perf_counter() - began, error=brief(err), transient=is_the_machines(err))
     seconds = time.perf_counter() - began
     metadata = kernel.metadata._asdict()
-    return Built(
+    return BuildResult(
         cost_s=seconds,
         hash=kernel.hash,
         evidence=evidence(metadata, kernel.asm, compile_s=seconds, log=printed.getvalue()),

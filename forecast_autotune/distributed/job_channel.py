@@ -52,7 +52,7 @@ class UnreachableError(Exception):
 
 
 @dataclass(slots=True)
-class Seen:
+class KeySighting:
     """What this rank has seen of a key that it does not lead; times are of this process's monotonic clock."""
 
     first: float  # when this rank met the key
@@ -99,7 +99,7 @@ class JobChannel:
         self._connection: KeyValue | None = None
         self._connecting = threading.Lock()
         self._failed = ""
-        self.seen: dict[str, Seen] = {}  # by key that another rank leads, until it is decided
+        self.seen: dict[str, KeySighting] = {}  # by key that another rank leads, until it is decided
 
     def __str__(self) -> str:
         return f"rank {'?' if self.rank is None else self.rank} of {self.ranks}"

@@ -32,7 +32,7 @@ from ..store.encoding import (
     to_text,
 )
 from ..store.rows import TuningKey
-from .job_channel import CALL_S, JobChannel, Seen, UnreachableError
+from .job_channel import CALL_S, JobChannel, KeySighting, UnreachableError
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class JobStore:
         if self.channel.read(f"{key}/decision") is not None:
             return False
         claim = self.channel.read(f"{key}/claim") or ""
-        seen = self.channel.seen.setdefault(key, Seen(first=now, changed=now))
+        seen = self.channel.seen.setdefault(key, KeySighting(first=now, changed=now))
         free = claim in ("", FREE)
         if not free:
             sign = claim, self.channel.add(f"{key}/beat/{_token(claim)}", 0)

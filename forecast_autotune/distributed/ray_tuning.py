@@ -23,7 +23,7 @@ Part = tuple[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
-class Ended:
+class CallResult:
     """What became of a call of a suite, or of a key of another program, on one product."""
 
     what: str
@@ -73,11 +73,11 @@ class TuningPlan:
         self._open: dict[Member, int] = {}  # calls or keys that a device is at
         self._start = 0.0  # when the first device began
         self.decided: set[tuple[str, str]] = set()
-        self._ended: dict[Part, Ended] = {}
+        self._ended: dict[Part, CallResult] = {}
         self._redone: set[Part] = set()  # ended for who led them, and done once more since the last helper died
 
     @property
-    def ended_tasks(self) -> list[Ended]:
+    def ended_tasks(self) -> list[CallResult]:
         """What became of each call or key, in the order in which they ended."""
         return list(self._ended.values())
 
@@ -214,7 +214,7 @@ class TuningPlan:
         on = str(member.what["name"])
         self._redone.discard(part)
         self._ended.pop(part, None)
-        self._ended[part] = Ended(
+        self._ended[part] = CallResult(
             what=what, on=on, by=str(member), seconds=seconds, problem=problem, warnings=list(warnings)
         )
 

@@ -125,9 +125,9 @@ def launch_features(
     """
     model = kernel_model(kernel)
     if isinstance(call, Call):
-        counted = _Counted(model, call, hardware)
+        counted = _ProgramCounts(model, call, hardware)
         return [_features_of(lambda _: counted, knobs, grid) for knobs in configs]
-    return [_features_of(lambda knobs: _Counted(model, call(knobs), hardware), knobs, grid) for knobs in configs]
+    return [_features_of(lambda knobs: _ProgramCounts(model, call(knobs), hardware), knobs, grid) for knobs in configs]
 
 
 _SUMMED = (
@@ -199,7 +199,7 @@ _ROLE_OF_OPTION = {"num_warps": "threads", "num_stages": "stages", "maxnreg": "f
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _ProgramWork:
     """What the programs of a launch do and move, and the least of both where nothing runs that data may skip."""
 
     counts: Counts
@@ -208,17 +208,17 @@ class _Done:
     at_least: _Memory
 
 
-class _Counted:
+class _ProgramCounts:
     """What the programs of a call do. Configs that agree in every knob that the kernel reads share one count."""
 
     def __init__(self, model: KernelModel, call: Call, hardware: Hardware | None) -> None:
         self.model, self.call, self.hardware = model, call, hardware
         self._read = _names_in(model.code) if model.code is not None else frozenset()
         self._counts: dict[Hashable, tuple[Counts, Counts]] = {}
-        self._done: dict[Hashable, _Done] = {}
+        self._done: dict[Hashable, _ProgramWork] = {}
         self._peaks: dict[float, float] = {}  # of matrix units, by the bytes of an element
 
-    def done(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None, threads: float) -> _Done:
+    def done(self, knobs: Mapping[str, Any], extents: tuple[float, ...] | None, threads: float) -> _ProgramWork:
         """What is done, and the least of it; see `kernel_counts.count`."""
         key = self._key(knobs, extents)
         done = self._done.get((key, threads))
@@ -229,7 +229,7 @@ class _Counted:
             counts, least = self._counts[key]
             memory = _memory(counts, self.call, numbers, programs, threads)
             at_least = memory if least is counts else _memory(least, self.call, numbers, programs, threads)
-            done = self._done[key, threads] = _Done(counts, least, memory, at_least)
+            done = self._done[key, threads] = _ProgramWork(counts, least, memory, at_least)
         return done
 
     def tensor_peak_gflops(self, element_bytes: float) -> float:
@@ -254,7 +254,7 @@ def _names_in(code: CodeType) -> frozenset[str]:
 
 
 def _features_of(
-    counted: Callable[[Mapping[str, Any]], _Counted],
+    counted: Callable[[Mapping[str, Any]], _ProgramCounts],
     knobs: Mapping[str, Any],
     grid: Grid,
 ) -> dict[str, float]:
@@ -266,7 +266,7 @@ def _features_of(
     return {name: value for name, value in features.items() if math.isfinite(value)}
 
 
-def _fill(features: dict[str, float], counted: _Counted, knobs: Mapping[str, Any], grid: Grid) -> None:
+def _fill(features: dict[str, float], counted: _ProgramCounts, knobs: Mapping[str, Any], grid: Grid) -> None:
     """Fill in all that can be said of a config, in the order in which one thing follows from another."""
     model, call, hardware = counted.model, counted.call, counted.hardware
     numbers: dict[str, Any] = {**call.numbers, **knobs}
@@ -506,7 +506,7 @@ def occupancy(features: dict[str, float], hardware: Hardware, shared: float) -> 
     features["wave_tail"] = 1.0 - waves / math.ceil(waves) if waves > 0 else 0.0
 
 
-def _times(features: dict[str, float], hardware: Hardware, done: _Done, peak: Callable[[float], float]) -> None:
+def _times(features: dict[str, float], hardware: Hardware, done: _ProgramWork, peak: Callable[[float], float]) -> None:
     """Times in microseconds by the hardware's sheet: estimates of computing and of moving, and a bound from below."""
     counts, least, memory, at_least = done.counts, done.least, done.memory, done.at_least
     programs = features["programs"]

@@ -123,7 +123,7 @@ def _never(hardware: Hardware) -> bool:  # noqa: ARG001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _FoundDecision:
     """What was decided for a call, and what it rests on.
 
     Attributes:
@@ -311,7 +311,7 @@ class Dispatcher:
         unmeasured: str,
         previous: Decision | None,
         listener: Listener | None,
-    ) -> _Found | None:
+    ) -> _FoundDecision | None:
         """The decision for a call, and a launcher that runs as far as that is known; None where there is no job."""
         if (job := tuning.job) is None:
             return None
@@ -337,7 +337,7 @@ class Dispatcher:
         learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
         if learnable is not None and learnable.compares and not decision.is_measured:
             decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
-        return _Found(
+        return _FoundDecision(
             job=job,
             store=store,
             decision=self._slim(decision),

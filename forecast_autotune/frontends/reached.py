@@ -16,7 +16,7 @@ MOST_IDLE_WALKS = 8  # that found nothing else followed than before: what comes 
 _training = attrgetter("training")
 
 
-class _Found(NamedTuple):
+class _WalkResult(NamedTuple):
     """What a walk found, held weakly: modules by what is asked of them, and tensors that are no parameters.
 
     `empty` are dictionaries of modules that held no child, or no parameter. `any` tells of all in 4 ns each (one core of a
@@ -31,7 +31,7 @@ class _Found(NamedTuple):
     followed: list[bool]  # of the tensors, when they were last there
 
 
-class Reached:
+class ReachedModules:
     """The modules that some objects reach, their parameters, and other tensors that autograd may follow.
 
     Objects are walked through at the first call, and again where a module or a tensor is gone, or a module holds others than
@@ -42,7 +42,7 @@ class Reached:
 
     def __init__(self) -> None:
         self.is_empty = False  # known to be
-        self._found: _Found | None = None
+        self._found: _WalkResult | None = None
         self._idle_walks = 0
         self._names: tuple[list[str], list[str]] = ([], [])
 
@@ -79,7 +79,7 @@ class Reached:
         self.flags(roots, grad_enabled=True)  # which walks through them where that is needed
         return self._names
 
-    def _walk(self, roots: Iterable[Any]) -> tuple[_Found, object]:
+    def _walk(self, roots: Iterable[Any]) -> tuple[_WalkResult, object]:
         """Find what the roots hold now. Returns it, and what to keep alive until it is read."""
         from torch.utils.weak import TensorWeakRef
 
@@ -88,7 +88,7 @@ class Reached:
         holders = {name: module for name, module in modules.items() if len(module._parameters)}
         parameters = (f"{n}.{p}" for n, m in holders.items() for p, held in m._parameters.items() if held is not None)
         self._names = list(modes), [*parameters, *tensors]
-        found = _Found(
+        found = _WalkResult(
             [weakref.ref(module) for module in modes.values()],
             [weakref.ref(module) for module in holders.values()],
             [
@@ -113,7 +113,7 @@ def _is_dict(held: Any, *, empty: bool) -> bool:
     return type(held) is dict and (not held) == empty
 
 
-def _flags(found: _Found, grad_enabled: bool, *, misses_all: bool = True) -> tuple[Flags, Flags]:
+def _flags(found: _WalkResult, grad_enabled: bool, *, misses_all: bool = True) -> tuple[Flags, Flags]:
     if any(found.empty):
         raise _ChangedError
     for module, children in found.with_children:
@@ -146,11 +146,11 @@ class ReachedByCalls:
 
     def __init__(self, callables: Sequence[Any] = ()) -> None:
         self._callables = callables
-        self.by_callables = Reached()
-        self._by_argument: dict[int, tuple[Callable[[], Any], Reached]] = {}  # by identity
+        self.by_callables = ReachedModules()
+        self._by_argument: dict[int, tuple[Callable[[], Any], ReachedModules]] = {}  # by identity
 
     def flags(self, arguments: Sequence[Any], grad_enabled: bool) -> tuple[Flags, Flags]:
-        """See `Reached.flags`; one flag where all agree, and of tensors none where autograd follows none."""
+        """See `ReachedModules.flags`; one flag where all agree, and of tensors none where autograd follows none."""
         training, followed = self.by_callables.flags(self._callables, grad_enabled)
         for argument in arguments:
             further = self._of_argument(argument).flags((argument,), grad_enabled)
@@ -158,19 +158,19 @@ class ReachedByCalls:
         return _agreed(training), _agreed(followed) if True in followed else ()
 
     def is_initialized(self, arguments: Sequence[Any]) -> bool:
-        """See `Reached.is_initialized`."""
+        """See `ReachedModules.is_initialized`."""
         return self.by_callables.is_initialized and all(self._of_argument(a).is_initialized for a in arguments)
 
     def names(self, arguments: Sequence[Any]) -> tuple[list[str], list[str]]:
-        """See `Reached.names`."""
+        """See `ReachedModules.names`."""
         names = [self.by_callables.names(self._callables), *(self._of_argument(a).names((a,)) for a in arguments)]
         return [n for modules, _ in names for n in modules], [n for _, tensors in names for n in tensors]
 
-    def _of_argument(self, argument: Any) -> Reached:
+    def _of_argument(self, argument: Any) -> ReachedModules:
         known, key = self._by_argument, id(argument)
         if (entry := known.get(key)) is not None and entry[0]() is argument:
             return entry[1]
-        reached = Reached()
+        reached = ReachedModules()
         known[key] = weakref.ref(argument, lambda _: known.pop(key, None)), reached
         return reached
 

@@ -12,7 +12,7 @@ from .key_table import Entry, KeyTable
 
 
 @dataclass(slots=True)
-class _Kept:
+class _HookedCalls:
     """What calls of a key ran under hooks, which the graphs of these calls hold: by identity, each with what tells of it."""
 
     entry: Entry
@@ -34,7 +34,7 @@ class RepeatedCalls:
     """
 
     def __init__(self, table: KeyTable) -> None:
-        self.kept: dict[Hashable, _Kept] = {}
+        self.kept: dict[Hashable, _HookedCalls] = {}
         self._table = table
 
     def entry(self, key: Hashable, hook: Callable[..., Any], decided: Callable[[], Entry]) -> Entry:
@@ -56,7 +56,7 @@ class RepeatedCalls:
                 return known
             if (final := self._table.peek(key)) is not None and final.is_final:
                 return final
-            kept = self.kept[key] = _Kept(entry if entry.learning is None else replace(entry, learning=None))
+            kept = self.kept[key] = _HookedCalls(entry if entry.learning is None else replace(entry, learning=None))
             kept.add(hook)
             return kept.entry
 

@@ -122,7 +122,7 @@ def _defines(module: str, function: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class MatchedKey:
     """A key with one of the tuned kernels of this process that it is of."""
 
     key: TuningKey
@@ -134,14 +134,14 @@ def count_kernels() -> int:
     return sum(map(len, (*_tuners_by_name().values(), *_functions_by_name().values())))
 
 
-def find_kernels(keys: Iterable[TuningKey], *, script: str = "") -> tuple[list[Found], list[TuningKey]]:
+def find_kernels(keys: Iterable[TuningKey], *, script: str = "") -> tuple[list[MatchedKey], list[TuningKey]]:
     """The keys with their kernels, which live in this process, and those whose kernel does not.
 
     Args:
         script: the name under which a script was imported, whose kernels are of `__main__` when it runs.
     """
     tuners, functions = _tuners_by_name(), _functions_by_name()
-    found: list[Found] = []
+    found: list[MatchedKey] = []
     unknown: list[TuningKey] = []
     for key in keys:
         program = key.workload.program
@@ -152,13 +152,13 @@ def find_kernels(keys: Iterable[TuningKey], *, script: str = "") -> tuple[list[F
             named = tuners.get(program.name, [])
             kernels = _of_source(named, program) or named  # it may have changed since
         kernels = [*kernels, *functions.get(program.name, ())]
-        found += [Found(key=key, kernel=kernel) for kernel in kernels]
+        found += [MatchedKey(key=key, kernel=kernel) for kernel in kernels]
         if not kernels:
             unknown.append(key)
     return found, unknown
 
 
-def warm(found: Sequence[Found]) -> Iterator[Warmed]:
+def warm(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
     """Compile what the first call of each key runs, yielding each config as it is done.
 
     That is what is stored or forecast, by the settings as they are now. Where it was not measured under this toolchain the
@@ -217,15 +217,15 @@ def _of_source(tuners: Sequence[Any], program: Program) -> list[Any]:
     return [tuner for tuner in tuners if program_of(tuner.spec).source == program.source]
 
 
-def _warm_triton(found: Sequence[Found]) -> Iterator[Warmed]:
-    by_hardware: dict[str, list[Found]] = {}
+def _warm_triton(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
+    by_hardware: dict[str, list[MatchedKey]] = {}
     for each in found:
         by_hardware.setdefault(each.key.hardware.digest, []).append(each)
     for alike in by_hardware.values():
         yield from _warm_alike(alike)
 
 
-def _warm_alike(found: Sequence[Found]) -> Iterator[Warmed]:
+def _warm_alike(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
     """Compile all keys of one hardware side by side. Calls are made again while workers compile."""
     from ..compilers.triton_compile import SourceCompiler
     from ..compilers.triton_source import NotAheadError, files_in_cache
@@ -298,7 +298,7 @@ def _functions_by_name() -> dict[str, list[TunedFunction]]:
     return by_name
 
 
-def _warm_cpp(found: Sequence[Found]) -> Iterator[Warmed]:
+def _warm_cpp(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
     """Build the variants of all keys side by side; several keys may run one variant."""
     if not found:
         return

@@ -33,7 +33,7 @@ class TransformersModel:
     def __init__(self, model: str, *, device: str = "") -> None:
         self.name = f"{model} (transformers{' on ' * bool(device)}{device})"
         self._model, self._device = model, device
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedModel | None = None
 
     def open(self, *, until: float) -> ModelFacts:
         """Load the model, unless it is loaded. See `LanguageModel.open`."""
@@ -99,7 +99,7 @@ class TransformersModel:
             del loaded
             torch.cuda.empty_cache()
 
-    def _opened(self) -> _Loaded:
+    def _opened(self) -> _LoadedModel:
         if self._loaded is None:
             raise ModelError(f"{self.name} is not open")
         return self._loaded
@@ -110,7 +110,7 @@ class _TimeUpError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
+class _LoadedModel:
     network: Any
     tokenizer: Any
     tokens: Tokens
@@ -194,7 +194,7 @@ class _Loaded:
             raise _TimeUpError
 
 
-def _load(model: str, device: str, name: str) -> _Loaded:
+def _load(model: str, device: str, name: str) -> _LoadedModel:
     try:
         import torch
         import transformers
@@ -234,7 +234,7 @@ def _load(model: str, device: str, name: str) -> _Loaded:
     text_config = network.config.get_text_config()
     context = getattr(text_config, "max_position_embeddings", None) or tokenizer.model_max_length
     states = [state_of(folder) for folder in dict.fromkeys((model, base))]
-    return _Loaded(
+    return _LoadedModel(
         network=network,
         tokenizer=tokenizer,
         tokens=tokens,

@@ -62,7 +62,7 @@ class VllmModel:
     def __init__(self, model: str) -> None:
         self.name = f"{model} (vLLM in this process)"
         self._model = model
-        self._loaded: _Loaded | None = None
+        self._loaded: _LoadedModel | None = None
 
     def open(self, *, until: float) -> ModelFacts:
         """Load the model, unless it is loaded. See `LanguageModel.open`."""
@@ -145,14 +145,14 @@ class VllmModel:
             if under_way:
                 loaded.engine.abort_request(list(under_way))
 
-    def _opened(self) -> _Loaded:
+    def _opened(self) -> _LoadedModel:
         if self._loaded is None:
             raise ModelError(f"{self.name} is not open")
         return self._loaded
 
 
 @dataclass(slots=True, kw_only=True)
-class _Loaded:
+class _LoadedModel:
     engine: Any
     tokens: Tokens
     labels: tuple[int, ...]
@@ -170,7 +170,7 @@ class _Loaded:
         return name
 
 
-def _load(model: str, name: str) -> _Loaded:
+def _load(model: str, name: str) -> _LoadedModel:
     adapter = adapter_in(model)
     base = model if adapter is None else adapter.base
     with _program_untouched():
@@ -199,7 +199,7 @@ def _load(model: str, name: str) -> _Loaded:
     config = engine.model_config
     states = [state_of(folder) for folder in dict.fromkeys((model, base))]
     commit = getattr(config.hf_config, "_commit_hash", None) or ""
-    return _Loaded(
+    return _LoadedModel(
         engine=engine,
         tokens=tokens,
         labels=labels,

@@ -40,7 +40,7 @@ class ServedModel:
     def __init__(self, url: str, *, model: str = "") -> None:
         self.name = f"{model or 'the model'} at {url}"
         self._url, self._model = url, model
-        self._known: _Known | None = None
+        self._known: _ServedModel | None = None
 
     def open(self, *, until: float) -> ModelFacts:
         """Ask which models are served, and learn how to ask the chosen one. See `LanguageModel.open`."""
@@ -145,7 +145,7 @@ class ServedModel:
         """Forget what was learned of the server; connections are closed with each call."""
         self._known = None
 
-    def _opened(self) -> _Known:
+    def _opened(self) -> _ServedModel:
         if self._known is None:
             raise ModelError(f"{self.name} is not open")
         return self._known
@@ -199,7 +199,7 @@ class WrittenText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
+class _ServedModel:
     """What was learned of a served model: its name there, a token for each label, whether it has a form for chats."""
 
     model: str
@@ -306,7 +306,7 @@ def _chosen(listed: Any, wanted: str, name: str, url: str) -> tuple[str, str]:
     return model, " ".join(parts)
 
 
-def _learned(line: _Line, model: str, identity: str, until: float) -> _Known:
+def _learned(line: _Line, model: str, identity: str, until: float) -> _ServedModel:
     """What else must be known of a model before it is asked."""
     tokenized: dict[str, Any] = {}
 
@@ -322,7 +322,7 @@ def _learned(line: _Line, model: str, identity: str, until: float) -> _Known:
     chat = {"model": model, "messages": [{"role": "user", "content": "?"}]}
     status, _ = line.call(until, lambda: line.request("POST", "/tokenize", chat))
     facts = ModelFacts(identity=identity, context=tokenized["max_model_len"])
-    return _Known(model=model, labels=list(labels), chats=status == 200, facts=facts)
+    return _ServedModel(model=model, labels=list(labels), chats=status == 200, facts=facts)
 
 
 def _tokenized(answer: Any, name: str) -> dict[str, Any]:

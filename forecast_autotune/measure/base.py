@@ -41,7 +41,7 @@ class CheckError(AutotuneError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RunResult:
     """What one run of a candidate showed, with outputs where they are to be compared.
 
     If writes were to be detected (see `Attempt.run`), `reads` names the arguments that the kernel both reads and writes, and
@@ -58,7 +58,7 @@ class Ran:
 class Attempt(Protocol):
     """A candidate that is loaded."""
 
-    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:
+    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> RunResult:
         """Run it on arguments that nobody has changed, and put them back; every run draws the same random numbers.
 
         With `detect`, run it again to learn what it reads of what it writes. The arguments in `blank` are filled with NaN
@@ -258,13 +258,13 @@ class BaseMeasurer(ABC):
             raise CheckError(f"{self.name} is tried on copies of its arguments, and memory is short: {err}") from err
         return self._raised(trying, raised(err))
 
-    def _wrong(self, ran: Ran) -> str | None:
+    def _wrong(self, ran: RunResult) -> str | None:
         """How what a candidate produced differs from what the default did, where that is known."""
         if self._expected is None or ran.outputs is None:
             return None
         return compare(self._check, ran.outputs, self._expected)
 
-    def _learn(self, ran: Ran, is_default: bool) -> None:
+    def _learn(self, ran: RunResult, is_default: bool) -> None:
         """Keep what the first run of a config that runs has shown."""
         self._detected = True
         if self._check is not None and is_default and ran.outputs is not None:

@@ -373,7 +373,7 @@ def nudged(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learned:
+class BufferUse:
     """Whether what a run leaves in a buffer depends on what was there before, and whether every element was written."""
 
     reads: bool
@@ -385,7 +385,7 @@ def reads_itself(
     first: torch.Tensor,
     start: torch.Tensor | None,
     close: Callable[[torch.Tensor, torch.Tensor], str | None],
-) -> Learned:
+) -> BufferUse:
     """What two runs tell of a buffer.
 
     `first` is what a run left that began with the buffer's original contents. What is there now was left by a run that began
@@ -397,7 +397,7 @@ def reads_itself(
         tells = different(one, before) | different(two, began)
         whole = whole and bool(tells.all())
         reads = reads or not (equal(one, two) or close(two[tells], one[tells]) is None)
-    return Learned(reads=reads, whole=whole)
+    return BufferUse(reads=reads, whole=whole)
 
 
 def load_kernels(buffers: Sequence[Buffer]) -> None:

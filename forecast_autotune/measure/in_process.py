@@ -15,7 +15,7 @@ from ..core.config_errors import raised
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
 from ..core.timing_limits import IN_FULL, TimingLimits
-from .base import Attempt, BaseMeasurer, DeviceLostError, Ran, of_memory
+from .base import Attempt, BaseMeasurer, DeviceLostError, RunResult, of_memory
 from .buffers import Buffer, Buffers, equal, load_kernels, memory_of, nudged, reads_itself, stand_in
 from .checks import close, disagreement
 from .clocks import Clock, CpuClock, Launch, cuda_clock
@@ -53,7 +53,7 @@ class InProcessAttempt:
         self._returns = False  # tensors, in the last run
         self._reuses: bool | None = None  # the memory of its results
 
-    def run(self, *, detect: bool = False, blank: Sequence[int] = (), compared: bool = True) -> Ran:
+    def run(self, *, detect: bool = False, blank: Sequence[int] = (), compared: bool = True) -> RunResult:
         """Run it once on arguments that nobody has changed; they are put back afterwards. See `Attempt.run`."""
         arguments = self._arguments
         arguments.reset()
@@ -81,7 +81,7 @@ class InProcessAttempt:
         if outputs is not None:
             outputs = replace(outputs, reuses_memory=bool(self._reuses))
         arguments.put_back()
-        return Ran(outputs=outputs, overrun=overrun, first_us=first_us, blank=tuple(blank), reads=tuple(reads))
+        return RunResult(outputs=outputs, overrun=overrun, first_us=first_us, blank=tuple(blank), reads=tuple(reads))
 
     def time(self, limits: TimingLimits = IN_FULL) -> Measurement:
         """Time it, arguments put back before each sample, outside the timed region."""
@@ -383,8 +383,8 @@ class _Untried:
         self._launch = launch
         self._clock = clock
 
-    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:  # noqa: ARG002  # an attempt's own contract
-        return Ran(outputs=None)
+    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> RunResult:  # noqa: ARG002  # an attempt's own contract
+        return RunResult(outputs=None)
 
     def time(self, limits: TimingLimits) -> Measurement:
         return self._clock.measure(self._launch, first_us=math.nan, limits=limits)

@@ -24,7 +24,7 @@ from ..processes.machine import own_bytes, usable_memory_bytes
 from ..processes.serving import redirect_output
 from ..processes.worker import Worker
 from .arguments import Arguments, Snapshot, snapshot
-from .base import Attempt, BaseMeasurer, DeviceLostError, Ran
+from .base import Attempt, BaseMeasurer, DeviceLostError, RunResult
 from .clocks import Clock, Launch
 from .in_process import InProcessAttempt, clock_for, raise_if_lost
 from .outputs import Outputs
@@ -158,7 +158,7 @@ class _Conversation:
         self._worker = worker
         self._measurer = measurer
 
-    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> Ran:
+    def run(self, *, detect: bool, blank: Sequence[int], compared: bool) -> RunResult:
         known_s = self._measurer._timeout_s
         allowed_s = DEFAULT_TIMEOUT_S if known_s is None else known_s
         self._worker.send({"detect": detect, "blank": list(blank), "compared": compared})
@@ -167,7 +167,7 @@ class _Conversation:
         outputs = self._outputs(ran) if compared else None
         if known_s is None:  # the default, or another that ran: in either case one to relate others to
             self._measurer._timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * float(ran["first_us"]) / 1e6)
-        return Ran(
+        return RunResult(
             outputs=outputs,
             overrun=ran["overrun"],
             first_us=float(ran["first_us"]),

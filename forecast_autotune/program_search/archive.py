@@ -12,7 +12,7 @@ from ..core.hardware import Hardware, Toolchain
 from ..errors import InvalidInputError, StoreError
 from ..store import encoding
 from ..store.searches import SearchFile
-from .candidate import Candidate, Tried
+from .candidate import Candidate, TriedCandidate
 from .task import SearchTask
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Archive:
             "task": task.name, "language": task.language, "sizes": {n: dict(s) for n, s in task.sizes.items()},
             "hardware": str(hardware), "toolchain": dict(toolchain.versions),
         }  # fmt: skip
-        self._tried: dict[str, Tried] = {}
+        self._tried: dict[str, TriedCandidate] = {}
         for name, row in self._file.rows(self.search):
             try:
                 tried = _decode(row)
@@ -50,7 +50,7 @@ class Archive:
                 raise StoreError(f"{self._file.path} holds a candidate {name} that is another one: move the file away")
             self._tried[name] = tried
 
-    def add(self, tried: Tried) -> None:
+    def add(self, tried: TriedCandidate) -> None:
         """Keep what became of a candidate.
 
         Raises:
@@ -69,7 +69,7 @@ class Archive:
         """
         self._file.learn(self.search, skill.digest, skill.as_json())
 
-    def __iter__(self) -> Iterator[Tried]:
+    def __iter__(self) -> Iterator[TriedCandidate]:
         return iter(self._tried.values())
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class Archive:
         return isinstance(candidate, Candidate) and candidate.digest in self._tried
 
 
-def _encode(tried: Tried) -> dict[str, object]:
+def _encode(tried: TriedCandidate) -> dict[str, object]:
     one = tried.candidate
     return {
         "source": one.source,
@@ -98,13 +98,13 @@ def _encode(tried: Tried) -> dict[str, object]:
     }
 
 
-def _decode(row: Mapping[str, object]) -> Tried:
+def _decode(row: Mapping[str, object]) -> TriedCandidate:
     def texts(name: str) -> tuple[str, ...]:
         return tuple(str(text) for text in encoding.list_field(row, name, "candidate"))
 
     forecast = encoding.decode_forecast(row.get("forecast"))
     times = encoding.fields(row.get("times_us"), "times_us")
-    return Tried(
+    return TriedCandidate(
         candidate=Candidate(
             source=encoding.text_field(row, "source", "candidate"),
             language=encoding.text_field(row, "language", "candidate"),

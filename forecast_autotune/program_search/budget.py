@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..core.outcome import Failure
 from ..errors import InvalidInputError
-from .candidate import Tried
+from .candidate import TriedCandidate
 
 BUILDS_PER_MEASUREMENT = 2  # that a search may come to: a proposer whose programs do not build must end too
 BACK = 8  # measurements of a search for each step of its fastest program that is walked back, beyond those
@@ -46,7 +46,7 @@ class SearchBudget:
         if not self.minutes > 0 or not self.tokens >= 0:
             raise InvalidInputError(f"{self.minutes} minutes, {self.tokens} tokens: give positive numbers")
 
-    def count(self, tried: Tried) -> None:
+    def count(self, tried: TriedCandidate) -> None:
         """Count what was tried, now or by an earlier run."""
         builds_alone = isinstance(tried.outcome, Failure) and tried.outcome.stage == "compile"
         self.built += 1

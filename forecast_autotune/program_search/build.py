@@ -39,7 +39,7 @@ BUILD_MEMORY_BYTES = 3 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltCandidate:
     """A candidate that is built: `code` is a digest of its machine code, by which programs that came out alike are found."""
 
     extension: Extension
@@ -83,7 +83,7 @@ class CppBuilder:
         shutil.copy(slot / "main.o", self._binding)
         self._of_torch = (slot / "build.ninja").read_text()
 
-    def build(self, candidate: Candidate) -> Built | Failure:
+    def build(self, candidate: Candidate) -> BuiltCandidate | Failure:
         """The candidate as an extension that a box may load, or why it does not build.
 
         Searches that run beside each other build a candidate one after the other, and the second finds it built.
@@ -91,14 +91,14 @@ class CppBuilder:
         with file_lock(self._folder / f"{candidate.digest}.lock", timeout=2 * BUILD_TIMEOUT_S):
             return self._build(candidate)
 
-    def _build(self, candidate: Candidate) -> Built | Failure:
+    def _build(self, candidate: Candidate) -> BuiltCandidate | Failure:
         folder = self._folder / candidate.digest
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         library = folder / f"{self._recipe.name}.so"
         extension = Extension(path=str(library), name=self._recipe.name)
         if (folder / "built.json").exists():
             kept = json.loads((folder / "built.json").read_text())
-            return Built(extension=extension, compile_s=float(kept["compile_s"]), code=str(kept["code"]))
+            return BuiltCandidate(extension=extension, compile_s=float(kept["compile_s"]), code=str(kept["code"]))
         began = time.perf_counter()
         (folder / self._file).write_text(without_flags(candidate.source))
         log = folder / "build.log"
@@ -122,7 +122,7 @@ class CppBuilder:
                 raise NoBoxError(str(err)) from None
             message, its_own = failure_reason(log, str(err))
             return Failure(stage="compile", message=message, cost_s=time.perf_counter() - began, transient=not its_own)
-        built = Built(extension=extension, compile_s=time.perf_counter() - began, code=str(answer["code"]))
+        built = BuiltCandidate(extension=extension, compile_s=time.perf_counter() - began, code=str(answer["code"]))
         partial = folder / "built.json.partial"
         partial.write_text(json.dumps({"compile_s": built.compile_s, "code": built.code}))
         os.replace(partial, folder / "built.json")  # last: what has this file is whole

@@ -86,7 +86,7 @@ def _normalised_python(source: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedCandidate:
     """A candidate with its outcome, as the archive keeps it.
 
     `chosen` says why it was tried: `seed`, `promise`, `random`, `repair`. `times_us` holds the median of
@@ -108,11 +108,11 @@ class Tried:
         return statistics.geometric_mean(self.times_us.values() or [self.outcome.median_us])
 
 
-def fastest_first(tried: Sequence[Tried]) -> list[Tried]:
+def fastest_first(tried: Sequence[TriedCandidate]) -> list[TriedCandidate]:
     """What ran, the fastest first."""
     return sorted((t for t in tried if t.time_us is not None), key=lambda t: t.time_us or 0.0)
 
 
-def incumbent(tried: Sequence[Tried]) -> Tried | None:
+def incumbent(tried: Sequence[TriedCandidate]) -> TriedCandidate | None:
     """The fastest so far; None where nothing ran."""
     return next(iter(fastest_first(tried)), None)

@@ -146,7 +146,7 @@ class StartedWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Expected:
+class _ExpectedResults:
     """What the reference makes of one call; without the last three where no input requires a gradient.
 
     `tracked` are the places of the outputs that autograd follows, `output_gradients` were drawn for these, and `gradients`
@@ -160,13 +160,13 @@ class _Expected:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Drawn:
+class _DrawnCall:
     """One set of arguments in the shared memory, with what the outputs should hold.
 
     Where the outputs are brought a second time, after the backward pass, they come after the first ones.
     """
 
-    expected: _Expected
+    expected: _ExpectedResults
     inputs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # in shared memory, and as drawn
     outputs: list[torch.Tensor] = field(default_factory=list)
     output_gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)  # as inputs
@@ -222,7 +222,7 @@ class Exam:
         self.worker.resume()
         self.ask({"load": message}, LOAD_TIMEOUT_S)
 
-    def launch(self, drawn: Sequence[_Drawn], timeout_s: float) -> tuple[float, Message]:
+    def launch(self, drawn: Sequence[_DrawnCall], timeout_s: float) -> tuple[float, Message]:
         """Have it called on each set, once: the seconds by our clock until it said that it was done, and what it said."""
         if self.task.device != "cpu":
             self._stage(drawn)
@@ -232,7 +232,7 @@ class Exam:
         self.worker.pause()
         return took_s, answer
 
-    def _stage(self, drawn: Sequence[_Drawn]) -> None:
+    def _stage(self, drawn: Sequence[_DrawnCall]) -> None:
         self.worker.resume()
         self.ask({"stage": [one.described for one in drawn]}, self.timeout_s)
 
@@ -251,7 +251,7 @@ class Exam:
         shift: int = 0,
         alter: Callable[[Any], Any] | None = None,
         twice: bool = False,
-    ) -> list[_Drawn]:
+    ) -> list[_DrawnCall]:
         """Draw inputs for each of these calls into the shared memory, and leave the worker stopped.
 
         On the CPU it has laid out the arguments by then, and none of its code runs between the inputs and the clock.
@@ -260,7 +260,7 @@ class Exam:
             twice: whether outputs that are returned are brought a second time, after the backward pass.
         """
         self.worker.pause()
-        drawn, offset = list[_Drawn](), GUARD_BYTES
+        drawn, offset = list[_DrawnCall](), GUARD_BYTES
         for _, one in sizes:
             values = self.task.make_inputs(one, self.random.getrandbits(31), self.task.device)
             if alter is not None:
@@ -278,7 +278,7 @@ class Exam:
                     self._empty(described)
         return drawn
 
-    def _expected(self, values: Sequence[Any], alter: Callable[[Any], Any] | None) -> _Expected:
+    def _expected(self, values: Sequence[Any], alter: Callable[[Any], Any] | None) -> _ExpectedResults:
         """What the reference makes of a call and, where inputs require gradients, of output gradients drawn here."""
         import torch
 
@@ -298,7 +298,7 @@ class Exam:
                 raise InvalidInputError(
                     f"the reference of {self.task.name} returns {len(outputs)} outputs, and a call has {self.task.outputs}"
                 )
-            return _Expected(outputs=outputs)
+            return _ExpectedResults(outputs=outputs)
         tracked = [i for i, output in enumerate(outputs) if output.requires_grad]
         if not tracked:
             raise InvalidInputError(
@@ -313,7 +313,7 @@ class Exam:
             allow_unused=True,
             materialize_grads=True,
         )
-        return _Expected(
+        return _ExpectedResults(
             outputs=[output.detach().contiguous() for output in outputs],  # what is expanded cannot be copied to
             tracked=tracked,
             output_gradients=output_gradients,
@@ -328,11 +328,11 @@ class Exam:
         return drawn if alter is None else alter(drawn)
 
     def _lay_out(
-        self, values: Sequence[Any], expected: _Expected, offset: int, shift: int, *, twice: bool
-    ) -> tuple[_Drawn, int]:
+        self, values: Sequence[Any], expected: _ExpectedResults, offset: int, shift: int, *, twice: bool
+    ) -> tuple[_DrawnCall, int]:
         import torch
 
-        kept = _Drawn(expected=expected)
+        kept = _DrawnCall(expected=expected)
 
         def lay(part: str, value: torch.Tensor, **told: bool) -> torch.Tensor:
             nonlocal offset
@@ -408,7 +408,7 @@ class Exam:
         kind = np.dtype(f"u{number.nbytes}")
         np.frombuffer(self.memory, kind, described["elements"], described["offset"])[:] = number.view(kind)
 
-    def judge(self, drawn: Sequence[_Drawn], name: str, *, exact: bool = False) -> dict[str, _Deviation]:
+    def judge(self, drawn: Sequence[_DrawnCall], name: str, *, exact: bool = False) -> dict[str, _Deviation]:
         """Look at what each call wrote; how far it is off: of the outputs, and of each gradient.
 
         Raises:
@@ -447,7 +447,7 @@ class Exam:
         """Of an output, relative and absolute."""
         return self.task.tolerances[min(place, len(self.task.tolerances) - 1)]
 
-    def _gradients_share(self, expected: _Expected) -> float:
+    def _gradients_share(self, expected: _ExpectedResults) -> float:
         """How far an element of a gradient may be off, as a share of itself and of what is usual in the gradient.
 
         It is that of the outputs that it comes of, the widest of them. Their absolute tolerances say nothing of a
@@ -622,7 +622,7 @@ class Exam:
             self.baseline.idle_s = min(self.baseline.idle_s, *times)
         return min(self.baseline.idle_s, *times)
 
-    def _bytes(self, drawn: Sequence[_Drawn]) -> int:
+    def _bytes(self, drawn: Sequence[_DrawnCall]) -> int:
         tensors: list[torch.Tensor] = []
         for one in drawn:
             tensors += [*one.outputs, *one.gradients, *(laid for laid, _ in (*one.inputs, *one.output_gradients))]
@@ -734,7 +734,7 @@ def _error(
     return float(finite_error.square().mean().sqrt()) / unit if usual else 0.0
 
 
-def _is_whole(expected: _Expected) -> bool:
+def _is_whole(expected: _ExpectedResults) -> bool:
     """Whether all values are whole numbers, as sums of products of zeros and ones are."""
     import torch
 

@@ -76,7 +76,7 @@ class Result:
 
 
 @dataclass(slots=True, kw_only=True)
-class Checked:
+class CheckReport:
     """Whether a candidate is right, `everywhere` or at the sizes alone, and workers to time it in: new ones, which find
     what it compiled, or the `shared` one that it was checked in.
 
@@ -155,7 +155,7 @@ class Examiner:
     @contextlib.contextmanager
     def checked(
         self, candidates: Sequence[Loadable], timings: int = 1, *, everywhere: bool = True
-    ) -> Iterator[list[Checked]]:
+    ) -> Iterator[list[CheckReport]]:
         """See whether candidates are right, side by side, as nothing is timed; and start workers to time them in.
 
         Args:
@@ -164,7 +164,7 @@ class Examiner:
         Raises:
             NoBoxError, WorkersUnavailableError, InvalidInputError: see `examine`.
         """
-        futures: list[Future[Checked]] = []
+        futures: list[Future[CheckReport]] = []
         asked = [*at_the_sizes(self.task), *(further_checks(self.task) if everywhere else ())]
         try:
             with (
@@ -195,9 +195,9 @@ class Examiner:
 
     def _check(
         self, candidate: Loadable, ahead: Path | None, asked: Sequence[Question], timings: int, *, everywhere: bool
-    ) -> Checked:
+    ) -> CheckReport:
         began = time.perf_counter()
-        checked = Checked(everywhere=everywhere)
+        checked = CheckReport(everywhere=everywhere)
         try:
             if candidate.by_rules and timings == 1:
                 checked.shared, checked.code = self._check_shared(candidate, ahead, asked)
@@ -213,7 +213,7 @@ class Examiner:
         return checked
 
     def _check_in_its_own(
-        self, checked: Checked, candidate: Loadable, ahead: Path | None, asked: Sequence[Question], timings: int
+        self, checked: CheckReport, candidate: Loadable, ahead: Path | None, asked: Sequence[Question], timings: int
     ) -> None:
         """Check a candidate in a worker of its own, and begin those to time it in."""
         with ThreadPoolExecutor(1 + timings, thread_name_prefix=CHECKS) as pool:  # each takes a second or two to start
@@ -357,7 +357,7 @@ class Examiner:
     def time(
         self,
         candidate: Loadable,
-        checked: Checked,
+        checked: CheckReport,
         *,
         best_us: Mapping[str, float] | None = None,
         sizes: Mapping[str, Sizes] | None = None,
@@ -389,7 +389,7 @@ class Examiner:
         return replace(result, code=checked.code, everywhere=checked.everywhere)
 
     def _timed_shared(
-        self, checked: Checked, best_us: Mapping[str, float] | None, sizes: Mapping[str, Sizes] | None
+        self, checked: CheckReport, best_us: Mapping[str, float] | None, sizes: Mapping[str, Sizes] | None
     ) -> dict[str, list[float]] | None:
         """Time a candidate in the shared worker that it was checked in; None where there is none, or it fails in one that
         others have used."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..core.outcome import Failure, Measurement
 from ..core.text import shortened
-from .candidate import Candidate, Tried, fastest_first
+from .candidate import Candidate, TriedCandidate, fastest_first
 from .examiner import Examiner, Result
 from .runners import Loadable, Preparer
 from .task import SearchTask, Sizes
@@ -49,7 +49,7 @@ class Finals:
 
 
 def run_finals(
-    task: SearchTask, tried: Sequence[Tried], simplest: Candidate, examiner: Examiner, preparer: Preparer
+    task: SearchTask, tried: Sequence[TriedCandidate], simplest: Candidate, examiner: Examiner, preparer: Preparer
 ) -> Finals:
     """Time the finalists in turns, each time in a new process, at the sizes held out (at the searched ones where
     there are none).
@@ -69,7 +69,7 @@ def run_finals(
     return _decided(finals[0], finals[1:], simplest, none_ran)
 
 
-def _none_ran(tried: Sequence[Tried]) -> str:
+def _none_ran(tried: Sequence[TriedCandidate]) -> str:
     """That nothing but the seed ran, and why not."""
     failure = next((one.outcome for one in tried if isinstance(one.outcome, Failure)), None)
     if failure is None:

@@ -18,7 +18,7 @@ from ..core.space import Space
 from ..core.workload import Program, Workload
 from ..features.lazy_static_features import LazyStaticFeatures
 from ..protocols import Surrogate
-from .candidate import Candidate, Tried
+from .candidate import Candidate, TriedCandidate
 from .descriptions import CandidateDescriber, Described, Features, over_sizes
 from .task import SearchTask
 from .turns import turn_on
@@ -56,7 +56,7 @@ class CandidateForecaster:
             key={name: value for name, value in sizes.items() if isinstance(value, (int, str))},
         )
 
-    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+    def forecast(self, tried: Sequence[TriedCandidate], proposed: Sequence[Candidate]) -> list[Forecast | None]:
         """For each candidate its log2 speed-up against the seed; None where nobody can say, and of what is refused."""
         every = [self._task.seed, *(t.candidate for t in tried), *proposed]
         by_size = self._described(every)

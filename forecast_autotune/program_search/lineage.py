@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from .archive import Archive
 from .budget import SearchBudget
-from .candidate import Candidate, Tried
+from .candidate import Candidate, TriedCandidate
 from .examiner import Examiner
 from .finals import Final, in_turns
 from .proposers.crossing import crossed
@@ -68,7 +68,7 @@ class WalkedBack:
     effects: Sequence[StepEffect] = ()
 
 
-def steps_to(candidate: Candidate, tried: Mapping[str, Tried]) -> list[Step]:
+def steps_to(candidate: Candidate, tried: Mapping[str, TriedCandidate]) -> list[Step]:
     """The steps from the seed to a program, over all its parents, in the order in which they were tried.
 
     What failed on the way is no step of its own: its repair is one from what ran before it. A program crossed from two
@@ -87,7 +87,7 @@ def steps_to(candidate: Candidate, tried: Mapping[str, Tried]) -> list[Step]:
     return [step for digest in sorted(found, key=order.__getitem__) for step in found[digest]]
 
 
-def _that_ran(digest: str, tried: Mapping[str, Tried]) -> Candidate | None:
+def _that_ran(digest: str, tried: Mapping[str, TriedCandidate]) -> Candidate | None:
     while (one := tried.get(digest)) is not None:
         if one.time_us is not None:
             return one.candidate
@@ -131,7 +131,12 @@ def without(program: Candidate, step: Step) -> Candidate | None:
 
 
 def walk_back(
-    task: SearchTask, best: Tried, archive: Archive, examiner: Examiner, preparer: Preparer, budget: SearchBudget
+    task: SearchTask,
+    best: TriedCandidate,
+    archive: Archive,
+    examiner: Examiner,
+    preparer: Preparer,
+    budget: SearchBudget,
 ) -> WalkedBack:
     """Take away each step that led to a program, the last first, and keep it away where that costs nothing.
 

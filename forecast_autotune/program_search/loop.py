@@ -18,7 +18,7 @@ from ..core.outcome import Failure, Measurement
 from ..errors import NoWorkingConfigError
 from .archive import Archive
 from .budget import SearchBudget
-from .candidate import Candidate, Tried, incumbent
+from .candidate import Candidate, TriedCandidate, incumbent
 from .examiner import Examiner, Result
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView
@@ -42,7 +42,7 @@ class SearchEvent:
     """Something happened: what, for people, and the candidate that was tried, if one was."""
 
     text: str
-    tried: Tried | None = None
+    tried: TriedCandidate | None = None
 
 
 @dataclass(kw_only=True)
@@ -126,7 +126,7 @@ class SearchLoop:
             )
         if known is None:
             self._keep(
-                Tried(
+                TriedCandidate(
                     candidate=self.task.seed,
                     outcome=result.outcome,
                     forecast=None,
@@ -204,12 +204,14 @@ class SearchLoop:
             if not self.budget.spent():
                 self._repair(one)
 
-    def _repair(self, failed: Tried) -> None:
+    def _repair(self, failed: TriedCandidate) -> None:
         mended = self.proposer.repair(self._view(), failed)
         if mended is not None and mended not in self.archive and not refused(mended, self.task):
             self._tried([(mended, None, "repair", self.preparer.prepare(mended))])
 
-    def _tried(self, ready: Sequence[tuple[Candidate, Forecast | None, str, Loadable | Failure]]) -> list[Tried]:
+    def _tried(
+        self, ready: Sequence[tuple[Candidate, Forecast | None, str, Loadable | Failure]]
+    ) -> list[TriedCandidate]:
         """Examine what was built, and keep what came of each."""
         best = incumbent(list(self.archive))
         results = iter(
@@ -218,13 +220,13 @@ class SearchLoop:
                 best_us=None if best is None else best.times_us,
             )
         )
-        all_: list[tuple[bool, Tried]] = []
+        all_: list[tuple[bool, TriedCandidate]] = []
         for candidate, forecast, chosen, made in ready:
             result = Result(outcome=made) if isinstance(made, Failure) else next(results)
             outcome = result.outcome
             if isinstance(made, Loadable) and isinstance(outcome, Measurement):
                 outcome = replace(outcome, compile_s=made.compile_s)
-            tried = Tried(
+            tried = TriedCandidate(
                 candidate=candidate,
                 outcome=outcome,
                 forecast=forecast,
@@ -238,7 +240,7 @@ class SearchLoop:
             self._keep(tried)
         return [tried for _, tried in all_]
 
-    def _keep(self, tried: Tried) -> None:
+    def _keep(self, tried: TriedCandidate) -> None:
         best = incumbent(list(self.archive))
         self.archive.add(tried)
         self.budget.count(tried)
@@ -253,7 +255,7 @@ def _promise(forecast: Forecast | None, over: float) -> float:
     return -1.0 if forecast is None else forecast.expected_gain(over)
 
 
-def _told(tried: Tried, best: Tried | None) -> str:
+def _told(tried: TriedCandidate, best: TriedCandidate | None) -> str:
     how = _step(tried.candidate)
     if isinstance(tried.outcome, Failure):
         return f"{how}: {tried.outcome.stage}: {tried.outcome.message.splitlines()[0][:160]}"
@@ -267,7 +269,7 @@ def _step(candidate: Candidate) -> str:
     return candidate.steps[-1].splitlines()[0] if candidate.steps else "the task's own source"
 
 
-def speedups(tried: Sequence[Tried]) -> Mapping[str, float]:
+def speedups(tried: Sequence[TriedCandidate]) -> Mapping[str, float]:
     """Log2 speed-up of each candidate that ran against the seed, by digest."""
     seed = next((t.time_us for t in tried if t.chosen == "seed"), None)
     if not seed:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.outcome import Failure
-from .candidate import Tried
+from .candidate import TriedCandidate
 from .loop import speedups
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def page_of(result: SearchResult) -> str:
     )
 
 
-def _best_so_far(tried: Sequence[Tried]) -> str:
+def _best_so_far(tried: Sequence[TriedCandidate]) -> str:
     gained = speedups(tried)
     lines: dict[str, list[tuple[float, float]]] = {"promise": [], "random": []}
     for name, line in lines.items():
@@ -71,7 +71,7 @@ def _best_so_far(tried: Sequence[Tried]) -> str:
     )
 
 
-def _lineage(tried: Sequence[Tried]) -> str:
+def _lineage(tried: Sequence[TriedCandidate]) -> str:
     gained = speedups(tried)
     low = min(gained.values(), default=0.0) - 0.2
     places = {t.candidate.digest: (float(i + 1), gained.get(t.candidate.digest, low)) for i, t in enumerate(tried)}

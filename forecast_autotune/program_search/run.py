@@ -20,7 +20,7 @@ from ..store.filesystem import make_folder
 from ..surrogates.by_name import make_surrogate
 from .archive import Archive
 from .budget import SearchBudget
-from .candidate import Candidate, Tried, incumbent
+from .candidate import Candidate, TriedCandidate, incumbent
 from .descriptions import describer_of
 from .examiner import Examiner
 from .finals import Final, Finals, run_finals
@@ -47,7 +47,7 @@ class SearchResult:
     """
 
     task: SearchTask = field(repr=False)
-    tried: Sequence[Tried] = field(repr=False)
+    tried: Sequence[TriedCandidate] = field(repr=False)
     walked: WalkedBack
     skills: Sequence[StepSkill]
     finals: Finals
@@ -140,7 +140,7 @@ class SearchResult:
         }  # fmt: skip
 
 
-def _failure(tried: Tried) -> dict[str, str] | None:
+def _failure(tried: TriedCandidate) -> dict[str, str] | None:
     if not isinstance(tried.outcome, Failure):
         return None
     return {"stage": tried.outcome.stage, "message": tried.outcome.message[:500]}
@@ -292,9 +292,9 @@ def _proposer(names: Sequence[str], settings: Settings, budget: SearchBudget) ->
         if name == REWRITE:
             made += [Rewrites(), Knobs(), Anywhere(), Skilled(), Crossover()]
         elif name.startswith(("http://", "https://")):
-            from .proposers.written import Written
+            from .proposers.written import ModelProposer
 
-            made.append(Written.named(name, settings, budget))
+            made.append(ModelProposer.named(name, settings, budget))
         else:
             raise InvalidInputError(
                 f"proposer {name!r}: accepted are {REWRITE}, and the URL of a server such as http://127.0.0.1:8000"

@@ -17,7 +17,7 @@ from ..errors import InvalidInputError, StoreError
 from ..language.skills import kind_of_failure
 from ..store import encoding
 from ..store.searches import SearchFile
-from .candidate import Candidate, Tried
+from .candidate import Candidate, TriedCandidate
 from .lineage import TIE, Step, StepEffect, WalkedBack
 from .task import SearchTask
 
@@ -122,7 +122,7 @@ def numbers(sizes: Mapping[str, object]) -> dict[str, Value]:
     return {name: value for name, value in sizes.items() if is_number(value)}  # type: ignore[misc]
 
 
-def learn(walked: WalkedBack, tried: Sequence[Tried], task: SearchTask, hardware: Hardware) -> list[StepSkill]:
+def learn(walked: WalkedBack, tried: Sequence[TriedCandidate], task: SearchTask, hardware: Hardware) -> list[StepSkill]:
     """The skills of a lineage that was walked back: steps that help at the sizes searched, and at those held out."""
     return [
         _skill(effect, tried, task, hardware)
@@ -131,7 +131,7 @@ def learn(walked: WalkedBack, tried: Sequence[Tried], task: SearchTask, hardware
     ]
 
 
-def _skill(effect: StepEffect, tried: Sequence[Tried], task: SearchTask, hardware: Hardware) -> StepSkill:
+def _skill(effect: StepEffect, tried: Sequence[TriedCandidate], task: SearchTask, hardware: Hardware) -> StepSkill:
     step = effect.step
     what, place, before, after = _read(step)
     cases = list(_cases(what, after, tried))
@@ -177,7 +177,7 @@ def _read(step: Step) -> tuple[str, str, Value, Value]:
     return what, place, None, how
 
 
-def _cases(what: str, after: Value, tried: Sequence[Tried]) -> Iterable[tuple[Candidate, float | str]]:
+def _cases(what: str, after: Value, tried: Sequence[TriedCandidate]) -> Iterable[tuple[Candidate, float | str]]:
     """From which parents the same step was tried, and what came of it: log2 speed-up, or the kind of a failure."""
     by = {one.candidate.digest: one for one in tried}
     for one in tried:

@@ -28,7 +28,7 @@ STATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class KnownKey:
     """A decision, or a key that waits for one, from any source."""
 
     place: TuningKey
@@ -38,7 +38,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Covered:
+class KeyCoverage:
     """What is known of a key on one hardware."""
 
     workload: Workload
@@ -48,7 +48,7 @@ class Covered:
     at: float = 0.0  # when it was last decided or met anywhere
 
 
-def known_here(settings: Settings, directory: Path, complain: Complain) -> Iterator[Known]:
+def known_here(settings: Settings, directory: Path, complain: Complain) -> Iterator[KnownKey]:
     """All that this machine's store, the copies of remote stores and packs know.
 
     Args:
@@ -75,19 +75,19 @@ def known_here(settings: Settings, directory: Path, complain: Complain) -> Itera
             complain(f"pack {pack} is left out: {error_text(err)}")
 
 
-def _of_store(store: StoreFile, *, believed: bool = True) -> Iterator[Known]:
+def _of_store(store: StoreFile, *, believed: bool = True) -> Iterator[KnownKey]:
     if not store.exists():
         return
     for stored in store.each_decision():
         at = max(stored.decision.decided_at, stored.hit_at or 0.0)
-        yield Known(place=stored.place, at=at, measured=stored.decision.is_measured, believed=believed)
+        yield KnownKey(place=stored.place, at=at, measured=stored.decision.is_measured, believed=believed)
     for pending in store.pending():
-        yield Known(place=pending.place, at=pending.met_at, measured=False)
+        yield KnownKey(place=pending.place, at=pending.met_at, measured=False)
 
 
-def _of_decided(entry: Decided) -> Iterator[Known]:
+def _of_decided(entry: Decided) -> Iterator[KnownKey]:
     if entry.superseded_at is None:
-        yield Known(place=entry.place, at=entry.decision.decided_at, measured=entry.decision.is_measured)
+        yield KnownKey(place=entry.place, at=entry.decision.decided_at, measured=entry.decision.is_measured)
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class _Key:
     met: set[str] = field(default_factory=set)  # hardware
 
 
-def coverage(known: Iterable[Known]) -> list[Covered]:
+def coverage(known: Iterable[KnownKey]) -> list[KeyCoverage]:
     """Every key on every hardware of its kind that anything is known of, kernel by kernel."""
     keys: dict[str, _Key] = {}
     hardware: dict[str, Hardware] = {}
@@ -132,7 +132,7 @@ def coverage(known: Iterable[Known]) -> list[Covered]:
 
 def _covered(
     key: _Key, here: Hardware, hardware: dict[str, Hardware], newest: dict[tuple[str, str], tuple[float, str]]
-) -> Covered:
+) -> KeyCoverage:
     _, toolchain = newest.get((here.digest, key.workload.program.language), (0.0, ""))
     under = key.measured.get(here.digest, set())
     elsewhere = [hardware[d].name for d in {*key.measured, *key.doubted} if d != here.digest]
@@ -146,6 +146,6 @@ def _covered(
         state = "forecast"
     else:
         state = "elsewhere" if elsewhere else "missing"
-    return Covered(
+    return KeyCoverage(
         workload=key.workload, hardware=here, state=state, measured_on=tuple(sorted(set(elsewhere))), at=key.at
     )

@@ -19,7 +19,7 @@ from ..store.jsonl import Decided, Entry, runs_at
 from ..store.sqlite import SqliteStore
 from ..store.tuning_keys import KeyReader
 from . import segments
-from .location import Listed, Location
+from .location import ListedSegment, Location
 from .mirror import Mirror, remove_withdrawn
 from .segments import MOST_PACKED_BYTES, Contents, Withdrawn
 
@@ -107,7 +107,7 @@ class Exchange:
                 outcomes, decided = outcomes + new[0], decided + new[1]
         return outcomes, decided
 
-    def _take(self, listing: Sequence[Listed], program: Program) -> tuple[int, int]:
+    def _take(self, listing: Sequence[ListedSegment], program: Program) -> tuple[int, int]:
         outcomes = decided = 0
         for start in range(0, len(listing), READ_AT_ONCE):
             batch = listing[start : start + READ_AT_ONCE]
@@ -116,14 +116,14 @@ class Exchange:
                 self._complain(
                     f"segment {segment.path} of {self.location.shown} is left out: it has {segment.size} bytes"
                 )
-            read: list[tuple[Listed, Contents | None]] = [(segment, None) for segment in too_large]
+            read: list[tuple[ListedSegment, Contents | None]] = [(segment, None) for segment in too_large]
             for segment, data in self.location.read([s for s in batch if s.size <= MOST_PACKED_BYTES]):
                 read.append((segment, self._decoded(segment, data, program)))
             new = self.mirror.take(read)
             outcomes, decided = outcomes + new[0], decided + new[1]
         return outcomes, decided
 
-    def _decoded(self, segment: Listed, data: bytes, program: Program | None) -> Contents | None:
+    def _decoded(self, segment: ListedSegment, data: bytes, program: Program | None) -> Contents | None:
         try:
             contents = segments.decode(
                 data, segment.path, hardware=segment.hardware, program=segment.program, known=program
@@ -222,12 +222,14 @@ class Exchange:
 
         return self.own.connection.run(read) or []
 
-    def _write(self, hardware: str, program: str, contents: Contents, *, sources: bool | None = None) -> list[Listed]:
+    def _write(
+        self, hardware: str, program: str, contents: Contents, *, sources: bool | None = None
+    ) -> list[ListedSegment]:
         written = []
         for data in segments.encode(hardware, program, contents, sources=self.sources if sources is None else sources):
             name = segments.name_of(data)
             self.location.write(hardware, program, name, data)
-            written.append(Listed(hardware=hardware, program=program, name=name, size=len(data), at=None))
+            written.append(ListedSegment(hardware=hardware, program=program, name=name, size=len(data), at=None))
         return written
 
     def everything(self) -> Iterator[tuple[str, str, Contents]]:
@@ -238,7 +240,7 @@ class Exchange:
 
     # Tidying --------------------------------------------------------------------------------------------------------
 
-    def compact(self, *, since: float | None = None) -> tuple[list[Listed], list[Listed]]:
+    def compact(self, *, since: float | None = None) -> tuple[list[ListedSegment], list[ListedSegment]]:
         """Write each program's segments anew as few, then remove the old ones.
 
         What is withdrawn or superseded is left out; segments that cannot be read stay as they are. Who reads meanwhile sees
@@ -249,7 +251,7 @@ class Exchange:
         Returns:
             The segments written, and those removed.
         """
-        folders: dict[tuple[str, str], list[Listed]] = {}
+        folders: dict[tuple[str, str], list[ListedSegment]] = {}
         for segment in self.location.all_segments():
             folders.setdefault((segment.hardware, segment.program), []).append(segment)
         written, removed = [], []
@@ -266,7 +268,7 @@ class Exchange:
             removed += old
         return written, removed
 
-    def _read_folder(self, listing: Sequence[Listed]) -> tuple[list[Listed], list[Contents]]:
+    def _read_folder(self, listing: Sequence[ListedSegment]) -> tuple[list[ListedSegment], list[Contents]]:
         readable, parts = [], []
         for start in range(0, len(listing), READ_AT_ONCE):
             batch = [s for s in listing[start : start + READ_AT_ONCE] if s.size <= MOST_PACKED_BYTES]

@@ -24,7 +24,7 @@ _TIME_FIELDS = ("LastModified", "last_modified", "last_commit", "uploaded_at", "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
+class ListedSegment:
     """A segment as a listing shows it."""
 
     hardware: str  # digests
@@ -58,7 +58,7 @@ class Location:
         """Open it anew at the next call: connections of another process cannot be used after a fork."""
         self._opened = None
 
-    def segments(self, hardware: str, program: str) -> list[Listed]:
+    def segments(self, hardware: str, program: str) -> list[ListedSegment]:
         """The segments of one program on one hardware; none where nobody has written any."""
         infos = self._list(f"{LAYOUT}/{hardware}/{program}")
         return [found for info in infos if (found := _listed(info)) is not None]
@@ -68,13 +68,13 @@ class Location:
         names = (str(info["name"]).rstrip("/").rpartition("/")[2] for info in self._list(LAYOUT))
         return sorted(name for name in names if _DIGEST.fullmatch(name))
 
-    def all_segments(self) -> list[Listed]:
+    def all_segments(self) -> list[ListedSegment]:
         """Every segment there is; for commands, as it lists the whole location."""
         with self._reached("list") as (fs, root):
             infos = fs.find(f"{root}/{LAYOUT}", detail=True).values()
         return sorted((s for info in infos if (s := _listed(info)) is not None), key=lambda s: s.path)
 
-    def read(self, segments: Sequence[Listed]) -> Iterator[tuple[Listed, bytes]]:
+    def read(self, segments: Sequence[ListedSegment]) -> Iterator[tuple[ListedSegment, bytes]]:
         """The bytes of segments, read side by side; one that somebody has removed meanwhile is left out."""
         with self._reached("read") as (fs, root):
             paths = [f"{root}/{s.path}" for s in segments]
@@ -111,7 +111,7 @@ class Location:
         with self._reached("read") as (fs, root):
             return hub.commit_of(fs, root)
 
-    def remove(self, segments: Sequence[Listed]) -> None:
+    def remove(self, segments: Sequence[ListedSegment]) -> None:
         """Remove segments; those that are gone already are no error."""
         for segment in segments:
             with self._reached("remove from") as (fs, root):
@@ -188,7 +188,7 @@ def _status_of(err: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _listed(info: dict[str, Any]) -> Listed | None:
+def _listed(info: dict[str, Any]) -> ListedSegment | None:
     """A segment of a listing; None for what is none: folders, and what somebody else has put there."""
     parts = str(info["name"]).split("/")[-3:]
     if info.get("type") != "file" or len(parts) != 3:
@@ -196,7 +196,9 @@ def _listed(info: dict[str, Any]) -> Listed | None:
     hardware, program, name = parts
     if not all(_DIGEST.fullmatch(part) for part in (hardware, program, name.removesuffix(ENDING))):
         return None
-    return Listed(hardware=hardware, program=program, name=name, size=int(info.get("size") or 0), at=_time_of(info))
+    return ListedSegment(
+        hardware=hardware, program=program, name=name, size=int(info.get("size") or 0), at=_time_of(info)
+    )
 
 
 def _time_of(info: dict[str, Any]) -> float | None:

@@ -19,7 +19,7 @@ from ..store import decisions, rows, tuning_keys
 from ..store.jsonl import import_entries
 from ..store.recordings import recording_at
 from ..store.sqlite import SqliteStore
-from .location import Listed
+from .location import ListedSegment
 from .segments import Contents, Withdrawn
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Mirror:
 
     # Notes ----------------------------------------------------------------------------------------------------------
 
-    def unread(self, segments: Sequence[Listed]) -> list[Listed]:
+    def unread(self, segments: Sequence[ListedSegment]) -> list[ListedSegment]:
         """Those of a listing that are new here, or have changed since they could not be read."""
         known: dict[tuple[str, str, str], tuple[str, int]] = {}
 
@@ -120,7 +120,7 @@ class Mirror:
 
         self._run(read)
 
-        def is_read(segment: Listed) -> bool:
+        def is_read(segment: ListedSegment) -> bool:
             state, size = known.get((segment.hardware, segment.program, segment.name), (REFUSED, -1))
             return state != REFUSED or size == segment.size
 
@@ -137,7 +137,7 @@ class Mirror:
 
         return self._run(read) or 0.0
 
-    def keep_listing(self, hardware: str, program: str, segments: Sequence[Listed]) -> None:
+    def keep_listing(self, hardware: str, program: str, segments: Sequence[ListedSegment]) -> None:
         """Note that a folder was listed just now, and forget segments that are gone from it; what they held stays."""
         names = {s.name for s in segments}
 
@@ -153,7 +153,7 @@ class Mirror:
 
         self._write(write)
 
-    def take(self, read: Sequence[tuple[Listed, Contents | None]]) -> tuple[int, int]:
+    def take(self, read: Sequence[tuple[ListedSegment, Contents | None]]) -> tuple[int, int]:
         """Take in what segments hold, all of it or nothing; None for one that is refused.
 
         Returns:
@@ -193,7 +193,7 @@ class Mirror:
 
         return self._run(read) or {}
 
-    def keep_sent(self, sent: Mapping[str, str], segments: Sequence[Listed]) -> None:
+    def keep_sent(self, sent: Mapping[str, str], segments: Sequence[ListedSegment]) -> None:
         """Note that decisions were sent, and in which segments."""
 
         def write(connection: sqlite3.Connection) -> None:

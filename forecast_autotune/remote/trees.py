@@ -28,7 +28,7 @@ from ..store.jsonl import Decided, import_entries
 from ..store.sqlite import SqliteStore
 from . import segments
 from .exchange import READ_AT_ONCE, Complain
-from .location import ENDING, LAYOUT, Listed, Location
+from .location import ENDING, LAYOUT, ListedSegment, Location
 from .segments import MOST_PACKED_BYTES, Contents
 
 FORMAT = FileFormat(schema="forecast_autotune.pack", version=1)
@@ -109,7 +109,7 @@ def _cell(text: str) -> str:
 # Reading ----------------------------------------------------------------------------------------------------------------
 
 
-def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[Listed]:
+def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[ListedSegment]:
     """The segments that a manifest names.
 
     Args:
@@ -133,7 +133,7 @@ def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[Listed]:
         match = _PATH.fullmatch(path) if isinstance(path, str) else None
         if match is None:
             raise InvalidInputError(f"{name} names {str(path)[:100]!r}, which is no segment's path")
-        found.append(Listed(hardware=match[1], program=match[2], name=match[3], size=0, at=None))
+        found.append(ListedSegment(hardware=match[1], program=match[2], name=match[3], size=0, at=None))
     return found
 
 
@@ -168,12 +168,12 @@ def is_copied(folder: Path, pack: PackUrl, program: Program) -> bool:
     return not _missing(folder, listed, program)
 
 
-def _manifest_of_copy(folder: Path, pack: PackUrl) -> list[Listed]:
+def _manifest_of_copy(folder: Path, pack: PackUrl) -> list[ListedSegment]:
     path = folder / MANIFEST
     return read_manifest(path.read_bytes(), str(path), digest=pack.digest)
 
 
-def _missing(folder: Path, listed: Sequence[Listed], program: Program) -> list[Listed]:
+def _missing(folder: Path, listed: Sequence[ListedSegment], program: Program) -> list[ListedSegment]:
     return [each for each in listed if each.program == program.digest and not (folder / each.path).exists()]
 
 
@@ -189,7 +189,7 @@ def decided_in_tree(folder: Path, complain: Complain) -> Iterator[Decided]:
         yield from (entry for entry in (contents.entries if contents else ()) if isinstance(entry, Decided))
 
 
-def _read_segment(folder: Path, segment: Listed, program: Program | None, complain: Complain) -> Contents | None:
+def _read_segment(folder: Path, segment: ListedSegment, program: Program | None, complain: Complain) -> Contents | None:
     """What a segment of a pack in a folder holds, nothing where it is not as it must be; None where it is not there."""
     path = folder / segment.path
     try:
@@ -223,7 +223,7 @@ class Tree:
     def _reset(self) -> None:
         self._taken: set[str] = set()
         self._looked: set[tuple[str, int]] = set()
-        self._manifest: list[Listed] | None = None
+        self._manifest: list[ListedSegment] | None = None
 
     def prepare(self, job: Job, generation: int = 0) -> SqliteStore:
         """What the pack holds of a job's program, in a store in memory.
@@ -243,7 +243,7 @@ class Tree:
         """Read it again: what was read is the parent's."""
         self._reset()
 
-    def _segments_of(self, program: Program) -> Iterator[Listed]:
+    def _segments_of(self, program: Program) -> Iterator[ListedSegment]:
         if self._manifest is None:
             path = self.folder / MANIFEST
             try:
@@ -257,7 +257,7 @@ class Tree:
             if segment.program == program.digest and segment.path not in self._taken:
                 yield segment
 
-    def _read(self, segment: Listed, program: Program) -> Contents | None:
+    def _read(self, segment: ListedSegment, program: Program) -> Contents | None:
         contents = _read_segment(self.folder, segment, program, self._complain)
         if contents is not None:
             self._taken.add(segment.path)
@@ -301,7 +301,7 @@ class PackCopy:
     def push(self) -> None:
         """Nothing is sent to a pack."""
 
-    def _manifest(self) -> list[Listed]:
+    def _manifest(self) -> list[ListedSegment]:
         check_pinned(self.pack, self.location)
         try:
             return _manifest_of_copy(self.folder, self.pack)

@@ -144,7 +144,7 @@ def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
 
 
 @dataclass(slots=True)
-class _Judged:
+class _JudgedOutcomes:
     """What the newest outcomes show: pairs for how honest forecasts were, and measurements by hardware's name."""
 
     pairs: list[Pair] = field(default_factory=list)
@@ -152,13 +152,13 @@ class _Judged:
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
 
 
-def _newest(connection: sqlite3.Connection, complain: Complain) -> _Judged:
+def _newest(connection: sqlite3.Connection, complain: Complain) -> _JudgedOutcomes:
     """The first forecast ever made for each config at a place, and the log2 speed-up measured there.
 
     Minus infinity where the config failed. The default is left out, its speed-up being 1 by definition. Read back to the
     newest `JUDGED_OUTCOMES`; rows beyond them are counted only, unreadable ones included.
     """
-    judged = _Judged()
+    judged = _JudgedOutcomes()
     read = 0
     known = hardware_of(connection, lambda _: None)  # the decisions have complained of damaged ones
     places = connection.execute(

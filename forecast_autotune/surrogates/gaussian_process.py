@@ -45,7 +45,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownOutcomes:
     """Outcomes that a process is conditioned on.
 
     Attributes:
@@ -59,12 +59,12 @@ class Known:
     basis: Array
     y: Array
 
-    def at(self, rows: NDArray[np.intp]) -> Known:
+    def at(self, rows: NDArray[np.intp]) -> KnownOutcomes:
         """The outcomes of these rows."""
-        return Known(self.x[rows], self.basis[rows], self.y[rows])
+        return KnownOutcomes(self.x[rows], self.basis[rows], self.y[rows])
 
 
-def choose_shape(known: Known, guess: float) -> Shape:
+def choose_shape(known: KnownOutcomes, guess: float) -> Shape:
     """The most probable lengths, searched column by column over a small grid; `guess` is the expected deviation."""
     import numpy as np
 
@@ -107,7 +107,7 @@ def choose_shape(known: Known, guess: float) -> Shape:
     return Shape(np.exp(log_lengths), nugget)
 
 
-def predict(known: Known, x: Array, basis: Array, shape: Shape, guess: float) -> tuple[Array, Array]:
+def predict(known: KnownOutcomes, x: Array, basis: Array, shape: Shape, guess: float) -> tuple[Array, Array]:
     """Mean and standard deviation expected of each config.
 
     The scale is integrated out under an inverse-gamma prior around `guess`, so few outcomes give wide answers.
@@ -244,7 +244,7 @@ def _company(rows: NDArray[np.intp], x: Array, shape: Shape) -> Array:
     return total_similarity(x[drawn], x, shape) * (rows.size / max(1, drawn.size))
 
 
-def loo_log_densities(known: Known, shape: Shape, guess: float) -> Array:
+def loo_log_densities(known: KnownOutcomes, shape: Shape, guess: float) -> Array:
     """Log density of each outcome as predicted from all the others (Rasmussen and Williams, 2006, section 5.4.2).
 
     The scale is that of all outcomes, the one predicted included: without it, two outcomes say next to nothing of a scale.

@@ -13,7 +13,7 @@ from ..core.outcome import Failure, Measurement, Outcome
 from ..core.space import Space
 from .gaussian_process import (
     FITTED_ON,
-    Known,
+    KnownOutcomes,
     Shape,
     choose_shape,
     loo_log_densities,
@@ -98,7 +98,7 @@ class GPResidual:
         # it is not known to be off.
         offset = math.sqrt(prior.offset) if speedups else 0.0
         basis = np.hstack([np.full((len(space), 1), offset), prior.basis])
-        known = Known(prior.x[at], basis[at], (y - prior.mean[at]) / prior.sigma[at])
+        known = KnownOutcomes(prior.x[at], basis[at], (y - prior.mean[at]) / prior.sigma[at])
         shape = prior.shape or self._choose_shape(known, at, y)
         used = most_telling(y)
         shift, sigma = predict(known.at(used), prior.x, basis, shape, 1.0)
@@ -109,7 +109,7 @@ class GPResidual:
         densities = loo_log_densities(known.at(used), shape, 1.0) - np.log(prior.sigma[at[used]])
         return GPPosterior(mean, sigma, fail, float(densities.sum()))
 
-    def _choose_shape(self, known: Known, at: NDArray[np.intp], y: Array) -> Shape:
+    def _choose_shape(self, known: KnownOutcomes, at: NDArray[np.intp], y: Array) -> Shape:
         """Lengths for these outcomes; below a growth of 15 % those chosen before."""
         n = at.size
         if n >= REFIT_FROM:

@@ -108,7 +108,7 @@ class _Session(OutcomeSession):
     def __init__(self, context: ForecastContext, asking: _Asking) -> None:
         super().__init__(context)
         self._asking = asking
-        self._asked: _Asked | None = None
+        self._asked: _ModelAnswers | None = None
         self._residual = GPResidual(context.job.space)
 
     def predict(self, outcomes: Mapping[Config, Outcome], evidence: Mapping[Config, Evidence]) -> Forecasts:
@@ -119,7 +119,7 @@ class _Session(OutcomeSession):
     def predict_from(self, outcomes: Mapping[Config, Outcome]) -> tuple[Forecasts, float | None]:
         import numpy as np
 
-        name, space, asked = LanguageModelSurrogate.name, self.context.job.space, self._asked or _Asked()
+        name, space, asked = LanguageModelSurrogate.name, self.context.job.space, self._asked or _ModelAnswers()
         if not asked.bins:
             return [Abstention(name, asked.missing)] * len(space), None
         rows = np.array([space.index(c) for c in asked.bins], dtype=np.intp)
@@ -152,10 +152,10 @@ class _Session(OutcomeSession):
 # Asking -----------------------------------------------------------------------------------------------------------------
 
 
-def _ask(context: ForecastContext, asking: _Asking, evidence: Mapping[Config, Evidence]) -> _Asked:
+def _ask(context: ForecastContext, asking: _Asking, evidence: Mapping[Config, Evidence]) -> _ModelAnswers:
     """What the model answers about a job, now or before; nothing that goes wrong is raised."""
     until = time.monotonic() + asking.seconds
-    asked = _Asked()
+    asked = _ModelAnswers()
     configs = to_ask(context)
     if not configs:
         alone = len(context.job.space) == 1
@@ -185,7 +185,7 @@ def _ask_about(
     context: ForecastContext,
     asking: _Asking,
     evidence: Mapping[Config, Evidence],
-    asked: _Asked,
+    asked: _ModelAnswers,
     until: float,
 ) -> None:
     """Ask about configs until a moment, and note what has no answer by then, and why."""
@@ -232,7 +232,7 @@ def _ask_about(
 
 
 def _read(
-    asking: _Asking, left: Sequence[_Left], asked: _Asked, until: float, *, sampled: bool = False
+    asking: _Asking, left: Sequence[_Left], asked: _ModelAnswers, until: float, *, sampled: bool = False
 ) -> tuple[str, list[_Left]]:
     """Take in what the model answers until a moment; what came is kept whatever ends it.
 
@@ -270,7 +270,7 @@ def _read(
     return refused, unread
 
 
-def _note(asking: _Asking, asked: _Asked, cause: str, reason: str, *, rest: bool = False) -> None:
+def _note(asking: _Asking, asked: _ModelAnswers, cause: str, reason: str, *, rest: bool = False) -> None:
     """Why configs have no answer: warned of once for each cause, and with `rest` why nothing is asked for a while."""
     asked.missing = reason
     if rest:
@@ -367,7 +367,7 @@ def _prior(space: Space, rows: NDArray[np.intp], shares: Array) -> GPPrior:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _ModelAnswers:
     """What a model answered about some configs of a job, why others that it was asked about have no answer, and what is
     then expected of all."""
 

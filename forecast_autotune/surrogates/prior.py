@@ -109,7 +109,7 @@ class LaunchForecast:
     Attributes:
         mean, sigma: of log2 speed-up, up to a constant; shape `(configs,)`.
         fail: chance of failing, shape `(configs,)`.
-        apart: how far the members of the model are from its mean, as of `Expected`; shape `(members, configs)`.
+        apart: how far the members of the model are from its mean, as of `ExpectedTimes`; shape `(members, configs)`.
         features: what it was told; shape `(configs, len(LAUNCH_FEATURES))`.
         known: which configs are described; shape `(configs,)`.
     """
@@ -123,7 +123,7 @@ class LaunchForecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedTimes:
     """What a model expects of configs: log2 of time, up to a constant.
 
     Attributes:
@@ -212,7 +212,7 @@ class Prior:
         sigma[~known] = sigma[known].max()
         return LaunchForecast(-mean, sigma, fail, expected.apart, features, known)
 
-    def expected(self, features: Array) -> Expected:
+    def expected(self, features: Array) -> ExpectedTimes:
         """What the model expects of configs, from their launches' features, shape `(configs, len(LAUNCH_FEATURES))`."""
         import numpy as np
 
@@ -221,7 +221,7 @@ class Prior:
             kinds.append(self.networks.expected(features))
         mean = np.mean([of_kind.mean(axis=0) for of_kind in kinds], axis=0)
         apart = [(of_kind - mean) / math.sqrt(len(kinds) * len(of_kind)) for of_kind in kinds]
-        return Expected(mean, np.vstack(apart))
+        return ExpectedTimes(mean, np.vstack(apart))
 
     def each_tree(self, features: Array) -> Array:
         """What each tree expects: log2 of time, up to a constant.

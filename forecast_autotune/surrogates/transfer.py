@@ -13,7 +13,7 @@ from ..core.hardware import Hardware
 from ..core.job import Job, Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
 from ..features.knob_matrix import knob_matrix
-from .gaussian_process import FITTED_ON, Known, choose_shape, most_telling, predict, share_of_failures
+from .gaussian_process import FITTED_ON, KnownOutcomes, choose_shape, most_telling, predict, share_of_failures
 from .gp_residual import OFFSET, OWN_SIGMA
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def read(
     knobs = knob_matrix(space)
     if at.size + failed.size < len(space):
         basis = np.full((len(space), 1), math.sqrt(OFFSET))
-        known = Known(knobs.values[at], basis[at], missed - level)
+        known = KnownOutcomes(knobs.values[at], basis[at], missed - level)
         shape = choose_shape(known.at(most_telling(y, FITTED_ON)), GUESS)
         used = most_telling(y)
         mean, sigma = predict(known.at(used), knobs.values, basis, shape, GUESS)

@@ -39,7 +39,7 @@ from forecast_autotune.core.space import Space  # noqa: E402
 from forecast_autotune.errors import RemoteStoreError  # noqa: E402
 from forecast_autotune.remote import segments, sync  # noqa: E402
 from forecast_autotune.remote.exchange import Exchange  # noqa: E402
-from forecast_autotune.remote.location import Listed, Location  # noqa: E402
+from forecast_autotune.remote.location import ListedSegment, Location  # noqa: E402
 from forecast_autotune.remote.segments import Contents  # noqa: E402
 from forecast_autotune.store import rows  # noqa: E402
 from forecast_autotune.store.jsonl import Decided, Run  # noqa: E402
@@ -65,7 +65,7 @@ class Storage(Location):
     def __init__(self, draw: random.Random, url: str = "") -> None:
         super().__init__(url or "memory://simulated")
         self.is_real = bool(url)
-        self.folders: dict[tuple[str, str], dict[str, tuple[Listed, bytes]]] = {}
+        self.folders: dict[tuple[str, str], dict[str, tuple[ListedSegment, bytes]]] = {}
         self.asked: Counter[str] = Counter()
         self.draw = draw
         self.failing = FAILING
@@ -77,7 +77,7 @@ class Storage(Location):
             self.asked["failed"] += 1
             raise RemoteStoreError("by chance")
 
-    def segments(self, hardware: str, program: str) -> list[Listed]:
+    def segments(self, hardware: str, program: str) -> list[ListedSegment]:
         found = [listed for listed, _ in self.folders.get((hardware, program), {}).values()]
         # An empty folder is asked for twice by s3fs, which looks whether it is a file.
         self.ask("LIST", -(-len(found) // PAGE) or 2, LISTED_BYTES * len(found))
@@ -91,12 +91,12 @@ class Storage(Location):
         self.ask("LIST")
         return sorted({hardware for hardware, _ in self.folders})
 
-    def all_segments(self) -> list[Listed]:
+    def all_segments(self) -> list[ListedSegment]:
         found = [listed for folder in self.folders.values() for listed, _ in folder.values()]
         self.ask("LIST", len(found) // PAGE + 1, LISTED_BYTES * len(found))
         return found
 
-    def read(self, segments: Sequence[Listed]) -> Iterator[tuple[Listed, bytes]]:
+    def read(self, segments: Sequence[ListedSegment]) -> Iterator[tuple[ListedSegment, bytes]]:
         if self.is_real:
             for segment, data in super().read(segments):
                 self.ask("GET", size=len(data))
@@ -109,13 +109,13 @@ class Storage(Location):
 
     def write(self, hardware: str, program: str, name: str, data: bytes) -> None:
         self.ask("PUT", size=len(data))
-        listed = Listed(hardware=hardware, program=program, name=name, size=len(data), at=rows.now())
+        listed = ListedSegment(hardware=hardware, program=program, name=name, size=len(data), at=rows.now())
         if self.is_real:
             super().write(hardware, program, name, data)
             data = b""  # who reads it gets the storage's
         self.folders.setdefault((hardware, program), {})[name] = listed, data
 
-    def remove(self, segments: Sequence[Listed]) -> None:
+    def remove(self, segments: Sequence[ListedSegment]) -> None:
         if self.is_real:
             super().remove(segments)
         for segment in segments:
@@ -135,13 +135,13 @@ class Read:
     def listed_at(self, hardware: str, program: str) -> float:
         return self.listed.get((hardware, program), 0.0)
 
-    def unread(self, listing: Sequence[Listed]) -> list[Listed]:
+    def unread(self, listing: Sequence[ListedSegment]) -> list[ListedSegment]:
         return [segment for segment in listing if segment.name not in self.names]
 
-    def keep_listing(self, hardware: str, program: str, listing: Sequence[Listed]) -> None:
+    def keep_listing(self, hardware: str, program: str, listing: Sequence[ListedSegment]) -> None:
         self.listed[hardware, program] = rows.now()
 
-    def take(self, read: Sequence[tuple[Listed, Contents | None]]) -> tuple[int, int]:
+    def take(self, read: Sequence[tuple[ListedSegment, Contents | None]]) -> tuple[int, int]:
         for segment, contents in read:
             self.names.add(segment.name)
             for key, decided in decisions_in(segment.name, contents):

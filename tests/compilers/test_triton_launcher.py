@@ -28,7 +28,7 @@ from forecast_autotune.compilers.triton_compile import SourceCompiler  # noqa: E
 from forecast_autotune.compilers.triton_launcher import LauncherBuilds  # noqa: E402
 from forecast_autotune.compilers.triton_pool import Compiling, WorkerPool, current_setup  # noqa: E402
 from forecast_autotune.compilers.triton_source import compile_here, gpu_target, make_source  # noqa: E402
-from forecast_autotune.compilers.triton_worker import Built  # noqa: E402
+from forecast_autotune.compilers.triton_worker import BuildResult  # noqa: E402
 from forecast_autotune.processes.core_slots import CoreSlots  # noqa: E402
 
 BUILDS = hasattr(nvidia, "make_launcher")
@@ -171,7 +171,7 @@ def taken(building: Compiling) -> None:
 def test_a_launch_waits_for_the_launcher_that_a_worker_is_at(handed: tuple[LauncherBuilds, Any, Handed]) -> None:
     builds, made, pool = handed
     taken(pool.building)
-    later = threading.Timer(0.2, pool.building.set_result, [Built(cost_s=0.2)])
+    later = threading.Timer(0.2, pool.building.set_result, [BuildResult(cost_s=0.2)])
     later.start()
     builds.finish(made, math.inf)
     assert pool.building.done()

@@ -9,20 +9,20 @@ from dataclasses import replace
 from doubling import task
 
 from forecast_autotune.core.outcome import Failure, Measurement
-from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.proposers.base import Proposer, SearchView
 from forecast_autotune.program_search.skills import StepSkill
 from forecast_autotune.program_search.task import SearchTask
 
 
-def tried(candidate: Candidate, us: float | None, chosen: str = "promise") -> Tried:
+def tried(candidate: Candidate, us: float | None, chosen: str = "promise") -> TriedCandidate:
     """A candidate that took so long, or failed."""
     outcome = Failure(stage="check", message="wrong") if us is None else Measurement(samples_us=(us,))
     times = {} if us is None else {"large": us}
-    return Tried(candidate=candidate, outcome=outcome, forecast=None, chosen=chosen, times_us=times)
+    return TriedCandidate(candidate=candidate, outcome=outcome, forecast=None, chosen=chosen, times_us=times)
 
 
-def seen(of: SearchTask, *others: Tried) -> SearchView:
+def seen(of: SearchTask, *others: TriedCandidate) -> SearchView:
     """A view in which the seed took 10 us."""
     every = [tried(of.seed, 10.0, "seed"), *others]
     return SearchView(task=of, tried=every, turn=len(every))
@@ -39,7 +39,7 @@ class ProposerContract(ABC):
     def task(self) -> SearchTask:
         return task()
 
-    def seen(self, of: SearchTask, *others: Tried) -> SearchView:
+    def seen(self, of: SearchTask, *others: TriedCandidate) -> SearchView:
         return replace(seen(of, *others), skills=self.skills)
 
     def test_it_proposes_at_most_what_is_asked_for(self) -> None:

@@ -264,7 +264,7 @@ def test_the_form_of_an_answer_is_taught_with_what_the_logits_say(
     trained: Path, spaces: tuple[RecordedSpace, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one forecast only: a model of two layers learns to write slowly."""
-    one = written_answers.Asked(space=spaces[0], reference=0, places=[9], known=(), most_chars=1_600)
+    one = written_answers.AnswerTask(space=spaces[0], reference=0, places=[9], known=(), most_chars=1_600)
     monkeypatch.setattr(grpo, "FORM_SPACES", 1)
     monkeypatch.setattr(grpo, "drawn", lambda *_: one)
     model, tokenizer = reinforce.load(str(trained), full=True)

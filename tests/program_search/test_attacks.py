@@ -39,7 +39,7 @@ from forecast_autotune.program_search import examiner as examiner_module
 from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry, compiled_to
 from forecast_autotune.program_search.exam import BATCHES, Exam, SeedBaseline, StartedWorker, WrongError
-from forecast_autotune.program_search.examiner import Checked, Examiner, Result
+from forecast_autotune.program_search.examiner import CheckReport, Examiner, Result
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
@@ -191,12 +191,12 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_all_end(
         (ending if waiting.is_set() else waiting).set()  # first for all checks; after Ctrl-C for those that have begun
         return wait(futures)
 
-    def check(*_: object, **__: object) -> Checked:
+    def check(*_: object, **__: object) -> CheckReport:
         assert waiting.wait(60)
         os.kill(os.getpid(), signal.SIGINT)
         assert ending.wait(60)
         events.append("checked")
-        return Checked(everywhere=False)
+        return CheckReport(everywhere=False)
 
     monkeypatch.setattr(examiner_module, "turn_on", turn)
     monkeypatch.setattr(examiner_module, "wait", waits)
@@ -218,10 +218,10 @@ def test_ctrl_c_between_two_checks_waits_for_the_first(bench: Bench, monkeypatch
             raise KeyboardInterrupt
         return submit(self, *given, **how)
 
-    def check(*_: object, **__: object) -> Checked:
+    def check(*_: object, **__: object) -> CheckReport:
         time.sleep(0.5)
         ended.append(True)
-        return Checked(everywhere=False)
+        return CheckReport(everywhere=False)
 
     monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
     monkeypatch.setattr(Examiner, "_check", check)
@@ -268,7 +268,7 @@ def test_ctrl_c_ends_a_worker_that_is_starting(bench: Bench, monkeypatch: pytest
 def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> None:
     made = bench.prepared(RIGHT)
 
-    def timed(checked: Checked) -> Result:
+    def timed(checked: CheckReport) -> Result:
         with bench.examiner.alone():
             return bench.examiner.time(made, checked)
 

@@ -481,17 +481,17 @@ def builder(with_gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_candidates_are_built_by_nvcc_in_the_box(builder: build.CppBuilder, tmp_path: Path) -> None:
     (of,) = search_tasks(["cuda_softmax"])
     seed = builder.build(of.seed)
-    assert isinstance(seed, build.Built), seed
+    assert isinstance(seed, build.BuiltCandidate), seed
     log = Path(seed.extension.path).with_name("build.log").read_text()
     assert "-std=c++17 -gencode=arch=compute_90,code=sm_90 -c kernel.cu" in log
     assert "-DTHREADS=256 -DVECTOR=4 -DUNROLL=2" in log
     assert "-Dsource" not in log
     assert "kernel_suite_cuda_softmax.so -L/usr/lib x -lm" in log
     twin = builder.build(replace(of.seed, source=of.source + "\n#define UNUSED 1\n"))
-    assert isinstance(twin, build.Built)
+    assert isinstance(twin, build.BuiltCandidate)
     assert twin.code == seed.code
     other = builder.build(replace(of.seed, source=with_flag(of.source, "default_load_cache", "-Xptxas -dlcm=cs")))
-    assert isinstance(other, build.Built)
+    assert isinstance(other, build.BuiltCandidate)
     assert other.code != seed.code
     broken = builder.build(replace(of.seed, source=of.source.replace("softmax(int n", "softmax(number n")))
     assert isinstance(broken, Failure)

@@ -27,7 +27,7 @@ from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import cuda_descriptions, without_gpu
 from forecast_autotune.program_search import descriptions as descriptions_module
 from forecast_autotune.program_search import task as tasks
-from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.descriptions import CandidateDescriber, describer_of, over_sizes
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.nvcc_flags import with_flag
@@ -244,7 +244,9 @@ def test_undescribable_candidates_are_forecast_and_refused_ones_are_not(
     task: SearchTask, describer: CandidateDescriber
 ) -> None:
     surrogate = Noting()
-    ran = Tried(candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed")
+    ran = TriedCandidate(
+        candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed"
+    )
     others = [
         written(task, ASSEMBLY, steps=("model: waits for memory",)),
         replace(task.seed, config=Config({"THREADS": 2048})),

@@ -26,7 +26,7 @@ from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.features.hardware_sheets import hardware_named
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search import descriptions as descriptions_module
-from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.descriptions import CandidateDescriber, _checked, describer_of, over_sizes
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
@@ -298,10 +298,12 @@ def test_what_its_own_code_refuses_has_no_forecast_and_harms_no_other(task: Any,
     at_one_size = replace(task.seed, variant="one_pass", config=fits)  # it refuses few_rows
     raises = written(task, f"{task.source}\nraise ValueError\n")
     good = replace(task.seed, config=task.spaces["online"][1])
-    failed = Tried(
+    failed = TriedCandidate(
         candidate=raises, outcome=Failure(stage="launch", message="ValueError"), forecast=None, chosen="random"
     )
-    ran = Tried(candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed")
+    ran = TriedCandidate(
+        candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed"
+    )
     forecaster = CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer)
     forecasts = forecaster.forecast([ran, failed], [at_one_size, raises, good])
     assert [f is None for f in forecasts] == [True, True, False]
@@ -338,7 +340,9 @@ def test_a_seed_that_is_not_described_stays_what_others_are_compared_with(
     monkeypatch.setattr(
         describer, "describe", lambda candidates: [{} if c.digest == task.seed.digest else whole for c in candidates]
     )
-    ran = Tried(candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed")
+    ran = TriedCandidate(
+        candidate=task.seed, outcome=Measurement(samples_us=(9.0, 9.1, 9.2)), forecast=None, chosen="seed"
+    )
     surrogate = Noting()
     others = [replace(task.seed, config=config) for config in task.spaces["online"][1:3]]
     CandidateForecaster(task, HARDWARE, TOOLCHAIN, surrogate, describer).forecast([ran], others)

@@ -29,7 +29,7 @@ from forecast_autotune.program_search import loop as loop_module
 from forecast_autotune.program_search import run as run_module
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
-from forecast_autotune.program_search.candidate import Candidate, Tried, incumbent
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate, incumbent
 from forecast_autotune.program_search.examiner import Result, _result, is_fastest
 from forecast_autotune.program_search.finals import run_finals
 from forecast_autotune.program_search.forecasts import CandidateForecaster
@@ -73,7 +73,7 @@ class Table(Unchecked):
 class Oracle:
     """Forecasts what the table will say."""
 
-    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+    def forecast(self, tried: Sequence[TriedCandidate], proposed: Sequence[Candidate]) -> list[Forecast | None]:
         import math
 
         seed = 10.0 + 11 + 2.5
@@ -123,7 +123,7 @@ def test_what_is_far_from_the_fastest_is_not_the_fastest() -> None:
     """Fast at one size or at the other in six of seven batches, and at each slow in most."""
     fast, slow = 0.9, 1.05
     result = _result({"a": [fast] * 3 + [slow] * 4, "b": [slow] * 3 + [fast] * 3 + [slow]}, 0.0)
-    best = Tried(
+    best = TriedCandidate(
         candidate=TASK.seed,
         outcome=Measurement(samples_us=(1.0,)),
         forecast=None,
@@ -169,14 +169,14 @@ class InTurns:
         of, self._left = self._left[: self._a_round], self._left[self._a_round :]
         return [replace(view.task.seed, config=config, proposer=self.name) for config in of]
 
-    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+    def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
         """Never."""
 
 
 class LaterWiser(Oracle):
     """Forecasts the opposite of the truth until five were tried."""
 
-    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+    def forecast(self, tried: Sequence[TriedCandidate], proposed: Sequence[Candidate]) -> list[Forecast | None]:
         sign = 1 if len(tried) > 4 else -1
         true = super().forecast(tried, proposed)
         return [None if f is None else Forecast.normal(sign * f.mean, 0.01, source="wiser") for f in true]
@@ -200,7 +200,7 @@ class FailsOnce(Oracle):
     def __init__(self) -> None:
         self.rounds = 0
 
-    def forecast(self, tried: Sequence[Tried], proposed: Sequence[Candidate]) -> list[Forecast | None]:
+    def forecast(self, tried: Sequence[TriedCandidate], proposed: Sequence[Candidate]) -> list[Forecast | None]:
         self.rounds += 1
         return [None] * len(proposed) if self.rounds == 2 else super().forecast(tried, proposed)
 
@@ -252,7 +252,7 @@ def test_a_failure_is_mended_once_and_counts(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.asked: list[str] = []
 
-        def repair(self, view: Any, failed: Tried) -> Candidate | None:
+        def repair(self, view: Any, failed: TriedCandidate) -> Candidate | None:
             self.asked.append(failed.candidate.digest)
             return next(iter(self.propose(view, 1)), None)
 

@@ -21,7 +21,7 @@ from forecast_autotune.core.space import Space
 from forecast_autotune.errors import StoreError
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
-from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.examiner import Result
 from forecast_autotune.program_search.lineage import WalkedBack, steps_to, walk_back, without
 from forecast_autotune.program_search.proposers.crossing import crossed
@@ -90,7 +90,9 @@ def a_lineage(folder: Path) -> tuple[Archive, Candidate]:
         result = table.examine(table.prepare(one))  # type: ignore[arg-type]
         chosen = "seed" if one is TASK.seed else "promise"
         archive.add(
-            Tried(candidate=one, outcome=result.outcome, forecast=None, chosen=chosen, times_us=result.times_us)
+            TriedCandidate(
+                candidate=one, outcome=result.outcome, forecast=None, chosen=chosen, times_us=result.times_us
+            )
         )
     return archive, knob
 
@@ -148,8 +150,10 @@ def test_failures_where_a_step_stood_otherwise_make_its_conditions(tmp_path: Pat
     failed = child(other, "unroll@loop0=4", "#pragma GCC unroll 4\nint no;")
     more = [
         *archive,
-        Tried(candidate=other, outcome=Measurement(samples_us=(9.0,)), forecast=None, chosen="promise"),
-        Tried(candidate=failed, outcome=Failure(stage="compile", message="no"), forecast=None, chosen="promise"),
+        TriedCandidate(candidate=other, outcome=Measurement(samples_us=(9.0,)), forecast=None, chosen="promise"),
+        TriedCandidate(
+            candidate=failed, outcome=Failure(stage="compile", message="no"), forecast=None, chosen="promise"
+        ),
     ]
     (skill,) = learn(back, more, TASK, HARDWARE)
     assert skill.avoided == {"compile: no": 1}
@@ -240,7 +244,7 @@ def test_models_are_shown_skills_that_fit() -> None:
 def test_a_step_is_taken_back_out_of_a_program_that_changed_since() -> None:
     one = child(TASK.seed, "unroll@loop0=4", CPP.replace(LOOP, "#pragma GCC unroll 4\n" + LOOP))
     later = child(one, "model: more", one.source + "int more;\n")
-    ran = {c.digest: Tried(candidate=c, outcome=Measurement(samples_us=(1.0,)), forecast=None, chosen="promise")
+    ran = {c.digest: TriedCandidate(candidate=c, outcome=Measurement(samples_us=(1.0,)), forecast=None, chosen="promise")
            for c in (TASK.seed, one, later)}  # fmt: skip
     first, second = steps_to(later, ran)
     undone = without(later, first)

@@ -22,7 +22,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search.budget import SearchBudget
 from forecast_autotune.program_search.proposers import written
-from forecast_autotune.program_search.proposers.written import AnswerError, Written, program_of
+from forecast_autotune.program_search.proposers.written import AnswerError, ModelProposer, program_of
 from forecast_autotune.settings import Settings
 
 PROGRAM = "a = 1\nb = 2\nb = 3\nd = 9\nd = 9\n"
@@ -105,8 +105,8 @@ class TestWritten(ProposerContract):
             self.url = server.url
             yield
 
-    def make(self) -> Written:
-        return Written.named(self.url, Settings.from_environment({}), SearchBudget(measurements=9))
+    def make(self) -> ModelProposer:
+        return ModelProposer.named(self.url, Settings.from_environment({}), SearchBudget(measurements=9))
 
 
 def test_the_prompt_quotes_task_times_siblings_and_the_last_failure() -> None:
@@ -119,7 +119,7 @@ def test_the_prompt_quotes_task_times_siblings_and_the_last_failure() -> None:
         says(server, [GOOD])
         budget = SearchBudget(measurements=9)
         # Parents are drawn by the server's address, so by its port: of 16, one is the faster.
-        Written.named(server.url, Settings.from_environment({}), budget).propose(view, 64)
+        ModelProposer.named(server.url, Settings.from_environment({}), budget).propose(view, 64)
         prompts = [body["messages"][0]["content"] for body in server.asks_of("/v1/chat/completions")]
     assert any("With this change it was slower" in p for p in prompts)
     assert all("us at large" in p and "stage 'check':\n    wrong" in p and "SEARCH" in p for p in prompts)
@@ -131,7 +131,7 @@ def test_tokens_are_counted_whatever_the_server_says_and_end_the_asking() -> Non
     with fake_server() as server:
         says(server, [(GOOD, -5), (GOOD, 0), (GOOD, 10_000)])
         budget = SearchBudget(measurements=9, tokens=5_000)
-        writer = Written.named(server.url, Settings.from_environment({}), budget)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
         writer.propose(seen(task()), 8)
         assert 100 < budget.tokens_used < 5_000
         writer.propose(seen(task()), 4)
@@ -142,8 +142,8 @@ def test_tokens_are_counted_whatever_the_server_says_and_end_the_asking() -> Non
 
 
 def test_a_server_that_is_gone_or_confused_proposes_nothing_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    def writer_for(url: str) -> Written:
-        return Written.named(url, Settings.from_environment({}), SearchBudget(measurements=9))
+    def writer_for(url: str) -> ModelProposer:
+        return ModelProposer.named(url, Settings.from_environment({}), SearchBudget(measurements=9))
 
     with fake_server() as server:
         url = server.url
@@ -165,9 +165,9 @@ def test_a_server_that_is_gone_or_confused_proposes_nothing_and_warns_once(caplo
 
 def test_only_servers_of_this_machine_are_asked_without_the_setting() -> None:
     with pytest.raises(InvalidInputError, match="REMOTE=1"):
-        Written.named("http://192.0.2.1:8000", Settings.from_environment({}), SearchBudget(measurements=9))
+        ModelProposer.named("http://192.0.2.1:8000", Settings.from_environment({}), SearchBudget(measurements=9))
     with pytest.raises(InvalidInputError, match="its server's URL"):
-        Written.named("hf:model", Settings.from_environment({}), SearchBudget(measurements=9))
+        ModelProposer.named("hf:model", Settings.from_environment({}), SearchBudget(measurements=9))
 
 
 @pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")

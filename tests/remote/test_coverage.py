@@ -15,7 +15,7 @@ from forecast_autotune.cli import main
 from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.distributed.key_list import read_keys
-from forecast_autotune.remote.coverage import Known, coverage
+from forecast_autotune.remote.coverage import KnownKey, coverage
 from forecast_autotune.store.rows import TuningKey
 from forecast_autotune.store.sqlite import SqliteStore
 
@@ -24,11 +24,11 @@ CPU = Hardware(kind="cpu", name="CPU")
 NEWER = Toolchain(versions={**TOOLCHAIN.versions, "triton": "4.0.0"})
 
 
-def known(job: Job, *, measured: bool = True, believed: bool = True, at: float = 1.0) -> Known:
-    return Known(place=TuningKey.of(job), at=at, measured=measured, believed=believed)
+def known(job: Job, *, measured: bool = True, believed: bool = True, at: float = 1.0) -> KnownKey:
+    return KnownKey(place=TuningKey.of(job), at=at, measured=measured, believed=believed)
 
 
-def states(*entries: Known) -> dict[tuple[Any, str], tuple[str, tuple[str, ...]]]:
+def states(*entries: KnownKey) -> dict[tuple[Any, str], tuple[str, tuple[str, ...]]]:
     """State and where else it was measured, by the key's n and the hardware."""
     return {(c.workload.key["n"], c.hardware.name): (c.state, c.measured_on) for c in coverage(entries)}
 

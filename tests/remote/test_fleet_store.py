@@ -35,7 +35,7 @@ from forecast_autotune.frontends.request import make_request
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.remote import exchange, sync
 from forecast_autotune.remote.fleet_store import FleetStore, open_store
-from forecast_autotune.remote.location import Listed, Location
+from forecast_autotune.remote.location import ListedSegment, Location
 from forecast_autotune.remote.segments import name_of
 from forecast_autotune.settings import RemoteStore, Settings
 from forecast_autotune.store import rows
@@ -236,7 +236,7 @@ def test_another_process_of_a_machine_finds_what_the_first_has_read(
     tuned(machines("one"), a_job())
     heard(machines("two"), a_job())
 
-    def reads(self: Location, segments: Sequence[Listed]) -> Iterator[Any]:
+    def reads(self: Location, segments: Sequence[ListedSegment]) -> Iterator[Any]:
         assert not segments, "read again"
         yield from ()
 

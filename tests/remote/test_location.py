@@ -13,7 +13,7 @@ from fake_hub import FakeHub, fake_hub
 from s3_server import BUCKET, S3Server, s3_environment, s3_server
 
 from forecast_autotune.errors import InvalidInputError, MissingExtraError, RemoteStoreError
-from forecast_autotune.remote.location import Listed, Location
+from forecast_autotune.remote.location import ListedSegment, Location
 from forecast_autotune.remote.segments import name_of
 
 # huggingface_hub's own, where it uploads a large file.
@@ -81,7 +81,7 @@ def test_what_is_written_is_listed_read_and_removed(location: Location) -> None:
 
 def test_a_segment_that_somebody_removed_meanwhile_is_left_out(location: Location) -> None:
     location.write(HARDWARE, PROGRAM, NAME, DATA)
-    gone = Listed(hardware=HARDWARE, program=PROGRAM, name=name_of(b"gone"), size=4, at=None)
+    gone = ListedSegment(hardware=HARDWARE, program=PROGRAM, name=name_of(b"gone"), size=4, at=None)
     (found,) = location.segments(HARDWARE, PROGRAM)
     assert list(location.read([gone, found])) == [(found, DATA)]
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from forecast_autotune.core.space import Space
-from forecast_autotune.program_search.examiner import Checked, Result
+from forecast_autotune.program_search.examiner import CheckReport, Result
 from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.program_search.task import SearchTask
 
@@ -57,9 +57,9 @@ class Unchecked:
     @contextmanager
     def checked(
         self, candidates: Sequence[Loadable], timings: int = 1, *, everywhere: bool = True
-    ) -> Iterator[list[Checked]]:
+    ) -> Iterator[list[CheckReport]]:
         self.checked_beside.append(len(candidates))
-        yield [Checked(everywhere=everywhere) for _ in candidates]
+        yield [CheckReport(everywhere=everywhere) for _ in candidates]
 
     def examine_all(self, candidates: Sequence[Loadable], **how: Any) -> list[Result]:
         with self.checked(candidates, everywhere=False):
@@ -68,7 +68,7 @@ class Unchecked:
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def time(self, made: Loadable, checked: Checked, *, best_us: Any = None, sizes: Any = None) -> Result:
+    def time(self, made: Loadable, checked: CheckReport, *, best_us: Any = None, sizes: Any = None) -> Result:
         return self.examine(made, sizes=sizes)
 
     def examine(self, made: Loadable, *, sizes: Any = None, is_seed: bool = False) -> Result:

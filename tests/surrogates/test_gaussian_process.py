@@ -8,7 +8,7 @@ import pytest
 from forecast_autotune.surrogates.gaussian_process import (
     DATA,
     SCALE_COUNT,
-    Known,
+    KnownOutcomes,
     Shape,
     choose_shape,
     loo_log_densities,
@@ -19,14 +19,14 @@ from forecast_autotune.surrogates.gaussian_process import (
 )
 
 
-def small(n: int = 7, seed: int = 0) -> tuple[Known, Shape]:
+def small(n: int = 7, seed: int = 0) -> tuple[KnownOutcomes, Shape]:
     draw = np.random.default_rng(seed)
     x = draw.normal(0, 1, (n, 2))
     trend = np.column_stack([np.full(n, 1.2), x[:, 0]])
-    return Known(x, trend, np.sin(2 * x[:, 0]) + 0.3 * draw.normal(0, 1, n)), Shape(np.array([1.5, 3.0]), 0.2)
+    return KnownOutcomes(x, trend, np.sin(2 * x[:, 0]) + 0.3 * draw.normal(0, 1, n)), Shape(np.array([1.5, 3.0]), 0.2)
 
 
-def covariance(known: Known, shape: Shape) -> np.ndarray:
+def covariance(known: KnownOutcomes, shape: Shape) -> np.ndarray:
     near = similarity(known.x, known.x, shape) + known.basis @ known.basis.T
     return np.asarray(near + shape.nugget * np.eye(len(known.y)), dtype=float)
 
@@ -58,7 +58,7 @@ def test_an_outcome_unlike_its_neighbours_has_the_lowest_loo_density() -> None:
     x = np.linspace(-1.5, 1.5, 9)[:, None]
     y = 0.1 * x[:, 0]
     y[4] = 2.0
-    told = loo_log_densities(Known(x, np.full((9, 1), 1.2), y), Shape(np.array([1.0]), 0.03), 0.8)
+    told = loo_log_densities(KnownOutcomes(x, np.full((9, 1), 1.2), y), Shape(np.array([1.0]), 0.03), 0.8)
     assert int(told.argmin()) == 4
 
 
@@ -79,16 +79,16 @@ def test_a_prediction_is_the_textbooks_in_blocks_and_in_single_precision() -> No
 def test_outcomes_follow_a_trend_far_from_all_that_was_seen() -> None:
     x = np.array([[0.0], [0.5], [1.0]])
     far, shape = np.array([[40.0]]), Shape(np.array([1.0]), 0.003)
-    following, _ = predict(Known(x, 9.0 * x, 1.5 * x[:, 0]), far, 9.0 * far, shape, 0.8)
+    following, _ = predict(KnownOutcomes(x, 9.0 * x, 1.5 * x[:, 0]), far, 9.0 * far, shape, 0.8)
     assert following[0] == pytest.approx(60.0, rel=0.1)
-    without, _ = predict(Known(x, 0.0 * x, 1.5 * x[:, 0]), far, 0.0 * far, shape, 0.8)
+    without, _ = predict(KnownOutcomes(x, 0.0 * x, 1.5 * x[:, 0]), far, 0.0 * far, shape, 0.8)
     assert without[0] == pytest.approx(0.0, abs=1e-6)
 
 
 def test_lengths_are_short_along_what_counts() -> None:
     draw = np.random.default_rng(2)
     x = draw.normal(0, 1, (40, 2))
-    shape = choose_shape(Known(x, np.full((40, 1), 1.2), np.sin(3 * x[:, 0])), 0.8)
+    shape = choose_shape(KnownOutcomes(x, np.full((40, 1), 1.2), np.sin(3 * x[:, 0])), 0.8)
     assert shape.lengths[0] < 0.5 * shape.lengths[1]
 
 

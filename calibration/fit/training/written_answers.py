@@ -29,7 +29,7 @@ AT_ONCE = 16  # answers written side by side while judging
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
+class AnswerTask:
     """Configs of a space, by their positions, against a reference; told of what is known of spaces but this one."""
 
     space: RecordedSpace
@@ -62,14 +62,14 @@ class Asked:
         return [bins[i] for i in self.places]
 
 
-def drawn(spaces: Sequence[RecordedSpace], configs: int, most_chars: int, random: np.random.Generator) -> Asked:
+def drawn(spaces: Sequence[RecordedSpace], configs: int, most_chars: int, random: np.random.Generator) -> AnswerTask:
     """Some configs of a space of a kernel, kernels drawn alike often; now and then it is told nothing of other spaces."""
     kernels = sorted({s.kernel for s in spaces})
     kernel = kernels[random.integers(len(kernels))]
     of_kernel = [s for s in spaces if s.kernel == kernel]
     space = of_kernel[random.integers(len(of_kernel))]
     places = random.choice(len(space.job.space), min(configs, len(space.job.space)), replace=False)
-    return Asked(
+    return AnswerTask(
         space=space,
         reference=draw_reference(space, random),
         places=places.tolist(),
@@ -88,7 +88,7 @@ def in_words(probabilities: Sequence[float]) -> str:
     return json.dumps({"reasoning": sentence, **dict(zip(LABELS, percents.tolist(), strict=True))})
 
 
-def examples(model: Any, tokenizer: Any, asked: Asked) -> list[tuple[list[int], int]]:
+def examples(model: Any, tokenizer: Any, asked: AnswerTask) -> list[tuple[list[int], int]]:
     """Token rows of prompts with what the model's logits say now as the answer, and where in each the answer begins."""
     import torch
 
@@ -155,7 +155,7 @@ def evaluate_written(
     for space in spaces:
         count = len(space.job.space)
         places = np.sort(np.random.default_rng(0).choice(count, min(JUDGED, count), replace=False)).tolist()
-        asked = Asked(space=space, reference=space.median, places=places, known=known, most_chars=most_chars)
+        asked = AnswerTask(space=space, reference=space.median, places=places, known=known, most_chars=most_chars)
         speedups = (space.log2_us[space.median] - space.log2_us[places]).tolist()
         texts = written(model, tokenizer, asked.prompts("reasoned"), most_tokens)
         for text, measured, speedup in zip(texts, asked.measured, speedups, strict=True):

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...core.cached_property import cached_property
 from ...core.outcome import Failure
-from ..candidate import Candidate, Tried, fastest_first, incumbent
+from ..candidate import Candidate, TriedCandidate, fastest_first, incumbent
 from ..skills import StepSkill
 from ..task import SearchTask
 
@@ -20,13 +20,13 @@ class SearchView:
     and the turn, which seeds its draws."""
 
     task: SearchTask
-    tried: Sequence[Tried]
+    tried: Sequence[TriedCandidate]
     turn: int
     seed: int = 0
     skills: Sequence[StepSkill] = ()
 
     @cached_property
-    def ran(self) -> list[Tried]:
+    def ran(self) -> list[TriedCandidate]:
         """What ran, the fastest first."""
         return fastest_first(self.tried)
 
@@ -36,7 +36,7 @@ class SearchView:
         return frozenset(t.candidate.digest for t in self.tried)
 
     @property
-    def incumbent(self) -> Tried | None:
+    def incumbent(self) -> TriedCandidate | None:
         """The fastest so far."""
         return incumbent(self.tried)
 
@@ -56,7 +56,7 @@ class SearchView:
         return [skill for skill in self.skills if skill.fits(self.task, parent)]
 
     @property
-    def last_failure(self) -> Tried | None:
+    def last_failure(self) -> TriedCandidate | None:
         """The newest candidate that failed."""
         return next((t for t in reversed(self.tried) if isinstance(t.outcome, Failure)), None)
 
@@ -72,11 +72,11 @@ class Proposer(Protocol):
         Never raises for what it cannot think of; a proposer that breaks down says so in the log, and returns what it has.
         """
 
-    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+    def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
         """A candidate of its own that failed, mended; None where it cannot. Asked once for each."""
 
 
-def tally(tried: Sequence[Tried]) -> Mapping[str, tuple[int, int]]:
+def tally(tried: Sequence[TriedCandidate]) -> Mapping[str, tuple[int, int]]:
     """By proposer: how many of its candidates were tried, and how many of those were the fastest when they came."""
     counts: dict[str, list[int]] = {}
     best = float("inf")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .c_text import Counted, closing, counted
+from .c_text import CountedLoop, closing, counted
 from .cuda_text import Function, commas
 
 _WORD = re.compile(r"(?<![\w.])(?<!->)[A-Za-z_]\w*")
@@ -315,7 +315,7 @@ def _end_of_statement(code: str, at: int) -> int:
     raise ValueError("a statement without an end")
 
 
-def count_of(code: str, control: Control) -> Counted | None:
+def count_of(code: str, control: Control) -> CountedLoop | None:
     """What a loop counts, where its header says so plainly."""
     count = counted(code[slice(*control.header)]) if control.kind == "for" else None
     if count is None or "=" in count.first or any(re.search("[?=&|^]", part) for part in (count.end, count.stride)):

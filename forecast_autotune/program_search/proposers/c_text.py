@@ -36,7 +36,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountedLoop:
     """What the header of a loop counts: `for (KIND NAME = FIRST; NAME < END; NAME += STRIDE)`."""
 
     kind: str
@@ -55,7 +55,7 @@ class Counted:
         return f"++{self.name}" if self.stride == "1" else f"{self.name} += {self.stride}"
 
 
-def counted(header: str) -> Counted | None:
+def counted(header: str) -> CountedLoop | None:
     """What a loop counts; None where it does not simply count up to something."""
     match = _COUNTED.fullmatch(header)
     if match is None:
@@ -63,7 +63,7 @@ def counted(header: str) -> Counted | None:
     kind, name, first, compared, end, before_it, after_it, added, stride = match.groups()
     if {name} != {compared, before_it or after_it or added}:
         return None
-    return Counted(kind, name, first, end, stride or "1")
+    return CountedLoop(kind, name, first, end, stride or "1")
 
 
 def loop_rewrites(source: str, code: str, loop: Loop, i: int, loops: Sequence[Loop]) -> Iterator[Rewrite]:
@@ -118,7 +118,7 @@ def may_be_copied(code: str, loop: Loop) -> bool:
     return not wanted and not re.search(leaves, code[slice(*loop.body)], re.MULTILINE)
 
 
-def _tiled(outer: str, inner: Counted, size: int, body: str) -> str:
+def _tiled(outer: str, inner: CountedLoop, size: int, body: str) -> str:
     """Two loops as three: tiles of the inner one, the outer one within a tile, and the tile's part of the inner one."""
     name, tile, width = inner.name, f"{inner.name}_tile", inner.strides(size)
     return (

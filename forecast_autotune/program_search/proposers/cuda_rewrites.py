@@ -12,7 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..nvcc_flags import FLAGS, with_flag
-from .c_text import Counted, Loop, Rewrite, before, blanked, closing, counted, loop_rewrites, loops_of, may_be_copied
+from .c_text import (
+    CountedLoop,
+    Loop,
+    Rewrite,
+    before,
+    blanked,
+    closing,
+    counted,
+    loop_rewrites,
+    loops_of,
+    may_be_copied,
+)
 from .cuda_staging import staged
 from .cuda_text import Function, commas, functions_of, pointers_of, replaced
 
@@ -119,7 +130,7 @@ def _vectored(source: str, code: str, loop: Loop, i: int, function: Function) ->
         )
 
 
-def _of_vectors(count: Counted, body: str, pointers: Mapping[str, re.Match[str]], width: int) -> str:
+def _of_vectors(count: CountedLoop, body: str, pointers: Mapping[str, re.Match[str]], width: int) -> str:
     """The loop of `_vectored`, then what is left of it element by element."""
     at, whole = f"{count.name}_vector", f"{count.name}_whole"
     plain = not re.search(r"\b(?:if|for|while|switch)\b", body)  # so that each assignment is made

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from .block_alike import BlockAlike, Control, Write, count_of
-from .c_text import Counted, Loop, Rewrite, closing, may_be_copied
+from .c_text import CountedLoop, Loop, Rewrite, closing, may_be_copied
 from .cuda_text import Function, pointers_of, replaced
 
 STAGED = (64, 256, 1024)  # elements of a tile
@@ -38,7 +38,7 @@ class _Dimension:
     """A loop that what is read depends on, and what it counts."""
 
     loop: Control
-    count: Counted
+    count: CountedLoop
     is_unrolled: bool  # wholly: its counter is a number to the compiler, and stays one
 
     @property
@@ -62,7 +62,7 @@ class _Dimension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
+class _ElementRead:
     """An element that is read: its place, the loops that it depends on from the outside in, and what they declare for it."""
 
     start: int
@@ -123,7 +123,7 @@ def _is_read(code: str, at: int, depth: int) -> bool:
     return at > 0 and not _CHANGED.match(code, at)
 
 
-def _read(code: str, start: int, opened: int, depth: int, alike: BlockAlike) -> _Read | None:
+def _read(code: str, start: int, opened: int, depth: int, alike: BlockAlike) -> _ElementRead | None:
     """What is read at a place, if all threads of a block read it alike in a loop that they come to together."""
     end = opened
     if not _is_read(code, opened, depth):
@@ -154,7 +154,7 @@ def _statement_around(code: str, at: int) -> str:
 
 def _read_in(
     code: str, place: tuple[int, int], outer: Control, within: Sequence[Control], alike: BlockAlike
-) -> _Read | None:
+) -> _ElementRead | None:
     """What is read, where an outer loop may be walked in tiles of it."""
     if any(control.kind != "for" for control in within) or not alike.is_reached_together(outer.start):
         return None
@@ -194,7 +194,7 @@ def _read_in(
             or len(counted_up) != 2  # in its header, and nowhere else
         ):
             return None
-    return _Read(start=place[0], end=place[1], dimensions=tuple(dimensions), declared=declared)
+    return _ElementRead(start=place[0], end=place[1], dimensions=tuple(dimensions), declared=declared)
 
 
 def _start_of(code: str, loop: Control) -> int:
@@ -226,7 +226,7 @@ class _Tile:
     source: str
     name: str
     kind: str
-    reads: Sequence[_Read]
+    reads: Sequence[_ElementRead]
     texts: Sequence[str]  # what is read of the array in a round, by different indices
     size: int
 

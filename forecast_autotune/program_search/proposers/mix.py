@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..candidate import Candidate, Tried
+from ..candidate import Candidate, TriedCandidate
 from .base import Proposer, SearchView, tally
 
 
@@ -34,7 +34,7 @@ class Mix:
                 found.setdefault(one.digest, one)
         return list(found.values())
 
-    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+    def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
         """See `Proposer`: whoever proposed it is asked."""
         of = next((p for p in self.proposers if p.name == failed.candidate.proposer), None)
         return None if of is None else of.repair(view, failed)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ...core.config import Config
 from ...core.digest import Value
-from ..candidate import Candidate, Tried
+from ..candidate import Candidate, TriedCandidate
 from ..skills import step_of
 from .base import SearchView
 from .crossing import crossed
@@ -38,7 +38,7 @@ class _Drawing:
                 found.setdefault(made.digest, made)
         return list(found.values())
 
-    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:  # noqa: ARG002
+    def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:  # noqa: ARG002
         """See `Proposer`: what a rewrite broke is no better for another one."""
         return None
 

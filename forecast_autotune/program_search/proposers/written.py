@@ -19,7 +19,7 @@ from ...language.prompt import quoted
 from ...language.server import ServedModel, WrittenText
 from ...settings import Settings, check_surrogate
 from ..budget import SearchBudget
-from ..candidate import Candidate, Tried
+from ..candidate import Candidate, TriedCandidate
 from .base import SearchView
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def _replaced(answer: str, parent: str) -> str:
     return text
 
 
-class Written:
+class ModelProposer:
     """A model that writes programs.
 
     Args:
@@ -108,7 +108,7 @@ class Written:
         self._refused: dict[str, str] = {}  # by parent: why the last answer for it was no program
 
     @classmethod
-    def named(cls, url: str, settings: Settings, budget: SearchBudget) -> Written:
+    def named(cls, url: str, settings: Settings, budget: SearchBudget) -> ModelProposer:
         """The proposer that a URL names.
 
         Raises:
@@ -132,7 +132,7 @@ class Written:
                 found.setdefault(made.digest, made)
         return list(found.values())
 
-    def repair(self, view: SearchView, failed: Tried) -> Candidate | None:
+    def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
         """See `Proposer`: it is shown what failed, and why."""
         prompt = self._prompt(view, failed.candidate, failed)
         for _, text in self._asked([prompt]):
@@ -178,7 +178,7 @@ class Written:
             by_rules=False,
         )
 
-    def _prompt(self, view: SearchView, parent: Candidate, failed: Tried | None = None) -> str:
+    def _prompt(self, view: SearchView, parent: Candidate, failed: TriedCandidate | None = None) -> str:
         """Task, parent with its times, two siblings, skills that fit, the last failure.
 
         Texts of others stand indented and without chats' marks.

@@ -93,11 +93,11 @@ class ConfigFormat(Protocol):
             InvalidInputError: its name is one of the format, its content is not.
         """
 
-    def suggest(self, job: Job, kept: Kept) -> Sequence[tuple[str, Mapping[str, Value]]]:
+    def suggest(self, job: Job, kept: ImportedFiles) -> Sequence[tuple[str, Mapping[str, Value]]]:
         """What kept files say of a job, the likeliest first: a file's name, and the knobs that it sets."""
 
 
-class Kept(Protocol):
+class ImportedFiles(Protocol):
     """The imported files of one format."""
 
     def read(self, name: str) -> Json | None:

@@ -19,7 +19,7 @@ from ...core.text import shown
 from ...core.workload import Workload
 from ...errors import InvalidInputError
 from ..encoding import KEY_DEPTH, Json
-from .base import OPTIONS, ConfigFile, Export, Kept, Tuned, Where, checked_knobs, function_of, read_object
+from .base import OPTIONS, ConfigFile, Export, ImportedFiles, Tuned, Where, checked_knobs, function_of, read_object
 
 MOST_ENTRIES = 100_000
 
@@ -108,7 +108,7 @@ class FlaKernels:
             content["default"] = _flat(default, f"{path}, default_config,")
         return PurePosixPath(path.name), content
 
-    def suggest(self, job: Job, kept: Kept) -> list[tuple[str, Mapping[str, Value]]]:
+    def suggest(self, job: Job, kept: ImportedFiles) -> list[tuple[str, Mapping[str, Value]]]:
         """As FLA's lookup in mode `full`: the key's entry, else that of a key with other numbers, else the default."""
         kernel = function_of(job.workload)
         if job.workload.program.language != "triton" or _KERNEL.fullmatch(kernel) is None:

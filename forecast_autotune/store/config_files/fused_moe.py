@@ -24,7 +24,7 @@ from .base import (
     VARIANT,
     ConfigFile,
     Export,
-    Kept,
+    ImportedFiles,
     Tuned,
     Where,
     checked_knobs,
@@ -199,7 +199,7 @@ class FusedMoe:
         inside = (folder,) if self.by_triton and _FOLDER.fullmatch(folder) else ()
         return PurePosixPath(*inside, path.name.replace(", ", ",")), rows
 
-    def suggest(self, job: Job, kept: Kept) -> list[tuple[str, Mapping[str, Value]]]:
+    def suggest(self, job: Job, kept: ImportedFiles) -> list[tuple[str, Mapping[str, Value]]]:
         """The row that the program's own lookup would take."""
         if not set(ROW[:4]) <= set(job.space.default.knobs):
             return []

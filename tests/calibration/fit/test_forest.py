@@ -20,7 +20,7 @@ from calibration.fit import forest as fitting
 from calibration.fit.forest import (
     WIDTH,
     Example,
-    Missed,
+    LeftOutErrors,
     Scores,
     corpus,
     fit,
@@ -199,11 +199,11 @@ def test_no_traces_are_refused() -> None:
         fit([])
 
 
-def missed(sigma_of: Callable[[np.ndarray, np.ndarray], np.ndarray], seed: int) -> Missed:
+def missed(sigma_of: Callable[[np.ndarray, np.ndarray], np.ndarray], seed: int) -> LeftOutErrors:
     """A space where what was measured lies around what was expected as a rule has it."""
     draw = np.random.default_rng(seed)
     expected, disagreement = draw.normal(0, draw.uniform(0.2, 2.0), 60), draw.uniform(0.1, 2.0, 60)
-    return Missed(
+    return LeftOutErrors(
         columns=width_columns(expected, disagreement),
         expected=np.median(expected) - expected,
         measured=np.median(expected) - expected + draw.normal(0, sigma_of(expected, disagreement)),

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import calibration
 from calibration.record import devices
-from calibration.record.describe import Described, describe_trace
+from calibration.record.describe import DescribeReport, describe_trace
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import read_trace
@@ -52,7 +52,7 @@ def test_features_that_can_be_computed_are_added_and_all_else_stays(bare: Path) 
             changed += 1
             assert new.startswith(old[:-1] + ',"described":{')
             assert json.loads(old) == {n: v for n, v in json.loads(new).items() if n != "described"}
-    assert told == Described(trace=TRACE, configs=len(before) - 1, described=changed)
+    assert told == DescribeReport(trace=TRACE, configs=len(before) - 1, described=changed)
     recording = read_trace(bare)
     refused = [o for c, o in recording.outcomes.items() if c not in recording.static_features]
     assert len(recording.static_features) == changed > len(refused) > 0

@@ -22,7 +22,7 @@ from forecast_autotune.evaluation.traces import read_recorded, read_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import lacking
 from forecast_autotune.program_search.archive import Archive
-from forecast_autotune.program_search.candidate import Candidate, Tried
+from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.compiled_files import compiled_to
 from forecast_autotune.program_search.examiner import Result
 from forecast_autotune.program_search.runners import Loadable
@@ -70,7 +70,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> type[Table]:
     return Table
 
 
-def recorded(work: Path) -> list[Tried]:
+def recorded(work: Path) -> list[TriedCandidate]:
     return list(Archive(work, TASK, detect_hardware("cpu"), Toolchain(versions={"gcc": "12"})))
 
 

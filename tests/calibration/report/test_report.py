@@ -30,7 +30,7 @@ from calibration.evaluate.honesty import PageForecasts
 from calibration.paths import TRACES
 from calibration.report import captions, chart_data, pictures
 from calibration.report.chart_data import Curve
-from calibration.report.page import Made, page
+from calibration.report.page import PageContent, page
 from calibration.report.report import budgets_to, main
 from forecast_autotune.core.forecast import Abstention
 from forecast_autotune.evaluation.replay_runner import ReplayPlan, Task
@@ -138,7 +138,7 @@ def test_names_are_escaped(made: Page) -> None:
 
 def test_a_name_with_control_characters_makes_a_page_that_parses() -> None:
     row = {"setting": "cold", "trace": "a\x1b[2J\udcff", "kernel": "k", "why": "no\x00", "failed": True}
-    made = Made(
+    made = PageContent(
         rows=[row],
         sources=[],
         history=["\x07"],

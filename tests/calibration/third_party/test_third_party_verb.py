@@ -84,14 +84,14 @@ def test_what_was_answered_is_kept_and_what_failed_is_asked_again(tmp_path: Path
     asked: list[str] = []
 
     def answer(of: str, found: dict[str, object]) -> dict[str, object]:
-        return answers.Kept(file).answer((of, "ours"), lambda: asked.append(of) or found)
+        return answers.AnswerFile(file).answer((of, "ours"), lambda: asked.append(of) or found)
 
     assert answer("swiglu", {"first_s": 1.0}) == answer("swiglu", {"first_s": 2.0}) == {"first_s": 1.0}
     assert answer("gated_norm", {"problem": "no GPU"}) != answer("gated_norm", {"first_s": 3.0})
     assert asked == ["swiglu", "gated_norm", "gated_norm"]
     file.write_text("half a li")
     with pytest.raises(ValueError, match="Expecting value"):
-        answers.Kept(file)
+        answers.AnswerFile(file)
 
 
 def test_what_was_answered_under_other_settings_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
