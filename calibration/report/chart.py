@@ -125,12 +125,13 @@ def lines(spaces: Mapping[str, Mapping[str, Any]]) -> dict[str, list[dict[str, f
 def caption(figures: Mapping[str, Any]) -> str:
     """The sentence that stands with the chart in READMEs: ours beside random search, where four or more are measured."""
     ours, random = figures["lines"][OURS], figures["lines"]["random"]
-    told = [
-        f"{mine['measured']} measured: {mine['slowdown']:.2f}x the best (random search {theirs['slowdown']:.2f}x)"
-        for mine, theirs in zip(ours, random, strict=True)
-        if mine["measured"] >= 4
-    ]
-    return "; ".join(told)
+    pairs = [(mine, theirs) for mine, theirs in zip(ours, random, strict=True) if mine["measured"] >= 4]
+    *measured, most = (f"{mine['measured']}" for mine, _ in pairs)
+    ours_text, random_text = (", ".join(f"{each[i]['slowdown']:.2f}" for each in pairs) for i in (0, 1))
+    return (
+        f"Time of the chosen config over the best one's, with {', '.join(measured)} and {most} configs measured: "
+        f"{ours_text}; random search {random_text}."
+    )
 
 
 def as_text(value: Mapping[str, Any]) -> str:

@@ -94,18 +94,18 @@ def many(store: SqliteStore, count: int) -> None:
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (workload, hardware, toolchain, config, run, default, value, time.time()),
         )
-        forecast = f'{{"source":"s","components":[[{n},0.1,1.0]],"fail_probability":0.0,"default_us":null}}'
+        forecast = f'{{"source":"s","components":[[{n / 10},0.1,1.0]],"fail_probability":0.0,"default_us":null}}'
         connection.execute("INSERT INTO forecast (outcome, value) VALUES (?, ?)", (inserted.lastrowid, forecast))
     connection.execute("COMMIT")
 
 
 def test_of_many_pairs_some_of_the_newest_are_drawn_the_same_every_time(store: SqliteStore) -> None:
     many(store, NEWEST + 500)
-    found = [forecast.mean for forecast, _ in store.calibration_pairs("cuda")]
+    found = [round(10 * forecast.mean) for forecast, _ in store.calibration_pairs("cuda")]
     assert len(found) == MOST
     assert 500 < min(found) < 550
     assert max(found) > NEWEST + 450
-    assert [forecast.mean for forecast, _ in store.calibration_pairs("cuda")] == found
+    assert [round(10 * forecast.mean) for forecast, _ in store.calibration_pairs("cuda")] == found
 
 
 def test_rows_that_do_not_decode_are_passed_over(store: SqliteStore, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_rows_that_do_not_decode_are_passed_over(store: SqliteStore, tmp_path: P
     other.execute("UPDATE forecast SET value = '[]' WHERE outcome = 6")
     other.close()
     with pytest.warns(match="passes over"):
-        assert [forecast.mean for forecast, _ in store.calibration_pairs("cuda")] == [6.0]
+        assert [forecast.mean for forecast, _ in store.calibration_pairs("cuda")] == [0.6]
 
 
 def test_the_command_sees_the_pairs_of_each_kind_that_has_some(store: SqliteStore, tmp_path: Path) -> None:
