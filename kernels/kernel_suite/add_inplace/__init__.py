@@ -18,8 +18,8 @@ from ..triton_kernel import Call, TritonKernel
 DECAY = 0.75
 
 
-@triton.jit
-def add_inplace(x_ptr, y_ptr, n, decay, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def add_inplace(x_ptr, y_ptr, n, decay, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Add y to what is left of x."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x, y = tl.load(x_ptr + at, mask=at < n), tl.load(y_ptr + at, mask=at < n)

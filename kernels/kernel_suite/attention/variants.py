@@ -27,8 +27,8 @@ LOWEST = tl.constexpr(-1e30)  # finite: a query that has seen nothing yet must n
 MOST_PARTIAL_BYTES = 1 << 30  # of parts of results: beyond, there are queries enough to go round
 
 
-@triton.jit
-def attended(
+@triton.jit  # type: ignore[untyped-decorator]
+def attended(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, head, block, first, last, queries, keys, group, scale,
     D: tl.constexpr, CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TWO_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -55,8 +55,10 @@ def attended(
     return attend(out, total, high, q, k, v, sees, whole, last, keys, D, CAUSAL, BN, True)
 
 
-@triton.jit
-def write(out_ptr, lse_ptr, out, total, high, head, block, queries, D: tl.constexpr, BM: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def write(  # type: ignore[no-untyped-def]
+    out_ptr, lse_ptr, out, total, high, head, block, queries, D: tl.constexpr, BM: tl.constexpr
+):
     """Both results of a block of queries."""
     query, inner = block * BM + tl.arange(0, BM), tl.arange(0, D)
     to = out_ptr + head * queries * D + query[:, None] * D + inner[None, :]
@@ -64,8 +66,8 @@ def write(out_ptr, lse_ptr, out, total, high, head, block, queries, D: tl.conste
     tl.store(lse_ptr + head * queries + query, (high + tl.log2(total)) * LN_2, mask=query < queries)
 
 
-@triton.jit
-def each_block(
+@triton.jit  # type: ignore[untyped-decorator]
+def each_block(  # type: ignore[no-untyped-def]
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, queries, keys, group, scale, D: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, LAST_FIRST: tl.constexpr, TWO_STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -79,8 +81,8 @@ def each_block(
     write(out_ptr, lse_ptr, out, total, high, head, block, queries, D, BM)
 
 
-@triton.jit
-def blocks_in_turn(
+@triton.jit  # type: ignore[untyped-decorator]
+def blocks_in_turn(  # type: ignore[no-untyped-def]
     out_ptr, lse_ptr, q_ptr, k_ptr, v_ptr, heads, queries, keys, group, scale, D: tl.constexpr, CAUSAL: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -100,8 +102,8 @@ def blocks_in_turn(
             write(out_ptr, lse_ptr, out, total, high, head, block, queries, D, BM)
 
 
-@triton.jit
-def parts_of_keys(
+@triton.jit  # type: ignore[untyped-decorator]
+def parts_of_keys(  # type: ignore[no-untyped-def]
     outs_ptr, totals_ptr, highs_ptr, q_ptr, k_ptr, v_ptr, queries, keys, group, scale,
     D: tl.constexpr, CAUSAL: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
@@ -120,8 +122,10 @@ def parts_of_keys(
     tl.store(highs_ptr + at, high, mask=query < queries)
 
 
-@triton.jit
-def together(out_ptr, lse_ptr, outs_ptr, totals_ptr, highs_ptr, D: tl.constexpr, PARTS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def together(  # type: ignore[no-untyped-def]
+    out_ptr, lse_ptr, outs_ptr, totals_ptr, highs_ptr, D: tl.constexpr, PARTS: tl.constexpr
+):
     """Both results of a query out of those of its parts."""
     row = tl.program_id(0).to(tl.int64)
     at, inner = row * PARTS + tl.arange(0, PARTS), tl.arange(0, D)

@@ -25,7 +25,7 @@ LOWEST = tl.constexpr(-3e38)  # finite: what is -inf throughout then adds nothin
 
 
 @triton.jit
-def write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, lse):
+def write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, lse):  # type: ignore[no-untyped-def]
     """Both results of some rows. Rows past the last are the last again, to no harm."""
     target = tl.load(target_ptr + row)
     counted = (target >= 0) & (target < columns)
@@ -34,8 +34,10 @@ def write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, lse):
     tl.store(loss_ptr + row, tl.where(counted, lse - logit, 0.0))
 
 
-@triton.jit
-def summed(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def summed(  # type: ignore[no-untyped-def]
+    x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr
+):
     """Highest logit and sum of exponentials less it, of the columns from `first` to before `last`, read once.
 
     The sum so far is scaled anew as higher logits come up. Where that is LATE, each lane has a maximum of its own, and
@@ -65,8 +67,10 @@ def summed(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.con
     return high, total
 
 
-@triton.jit
-def whole_rows(x_ptr, target_ptr, loss_ptr, lse_ptr, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def whole_rows(  # type: ignore[no-untyped-def]
+    x_ptr, target_ptr, loss_ptr, lse_ptr, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):
     """Rows that are held in full: the maximum of each is known before the first exponential."""
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1).to(tl.int64)
     column = tl.arange(0, WIDTH)[None, :]
@@ -78,8 +82,8 @@ def whole_rows(x_ptr, target_ptr, loss_ptr, lse_ptr, rows, columns, ROWS: tl.con
     write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, lse)
 
 
-@triton.jit
-def rows_in_blocks(
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_in_blocks(  # type: ignore[no-untyped-def]
     x_ptr, target_ptr, loss_ptr, lse_ptr, rows, columns,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -89,8 +93,8 @@ def rows_in_blocks(
     write(loss_ptr, lse_ptr, x_ptr, target_ptr, row, columns, high + tl.log(total))
 
 
-@triton.jit
-def parts_of_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def parts_of_rows(  # type: ignore[no-untyped-def]
     high_ptr, total_ptr, x_ptr, columns,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -104,8 +108,8 @@ def parts_of_rows(
     tl.store(total_ptr + at, total)
 
 
-@triton.jit
-def together(
+@triton.jit  # type: ignore[untyped-decorator]
+def together(  # type: ignore[no-untyped-def]
     x_ptr, target_ptr, loss_ptr, lse_ptr, high_ptr, total_ptr, rows, columns, PARTS: tl.constexpr, ROWS: tl.constexpr
 ):
     """Both results of ROWS rows out of those of their parts."""

@@ -28,14 +28,14 @@ UNIT = tl.constexpr(2.0**16)  # of a product of two numbers that `as_half` made
 
 
 @triton.jit
-def as_half(x):
+def as_half(x):  # type: ignore[no-untyped-def]
     """A 256th of a float8 number, given as a byte, in float16: exact, since its exponent has more bits. NaN is 480 / 256."""
     bits = x.to(tl.uint16)
     return ((bits & 0x80) << 8 | (bits & 0x7F) << 7).to(tl.float16, bitcast=True)
 
 
-@triton.jit
-def scaled_sum(
+@triton.jit  # type: ignore[untyped-decorator]
+def scaled_sum(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, row, column, first, last, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
@@ -66,8 +66,8 @@ def scaled_sum(
     return total * UNIT if HALF else total
 
 
-@triton.jit
-def multiply(
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]
     c_ptr, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
     HALF: tl.constexpr,
@@ -80,8 +80,8 @@ def multiply(
     put(c_ptr, total, row, column, M, N, BM, BN)
 
 
-@triton.jit
-def multiply_part(
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply_part(  # type: ignore[no-untyped-def]
     parts_ptr, a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, M, N, K, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip

@@ -23,8 +23,8 @@ LARGEST = 448.0
 LEAST = 1e-10  # magnitude that a group is taken to reach: one of zeros would divide by zero
 
 
-@triton.jit
-def quantise_tile(
+@triton.jit  # type: ignore[untyped-decorator]
+def quantise_tile(  # type: ignore[no-untyped-def]
     q_ptr, scale_ptr, x_ptr, down, along, rows, columns, groups, largest, least,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -39,8 +39,8 @@ def quantise_tile(
     tl.store(q_ptr + at, (value / scale[:, :, None]).to(q_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def quantise(
+@triton.jit  # type: ignore[untyped-decorator]
+def quantise(  # type: ignore[no-untyped-def]
     q_ptr, scale_ptr, x_ptr, rows, columns, groups, largest, least,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -50,8 +50,8 @@ def quantise(
     quantise_tile(q_ptr, scale_ptr, x_ptr, down, along, rows, columns, groups, largest, least, ROWS, GROUPS, GROUP)
 
 
-@triton.jit
-def quantise_in_turn(
+@triton.jit  # type: ignore[untyped-decorator]
+def quantise_in_turn(  # type: ignore[no-untyped-def]
     q_ptr, scale_ptr, x_ptr, rows, columns, groups, largest, least, programs,
     ROWS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -64,8 +64,10 @@ def quantise_in_turn(
         )  # fmt: skip
 
 
-@triton.jit
-def find_scales(scale_ptr, x_ptr, rows, columns, groups, largest, least, GROUPS: tl.constexpr, GROUP: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def find_scales(  # type: ignore[no-untyped-def]
+    scale_ptr, x_ptr, rows, columns, groups, largest, least, GROUPS: tl.constexpr, GROUP: tl.constexpr
+):
     """The scales alone, of GROUPS groups wherever in the matrix they lie."""
     place = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     row, column = place // groups, (place % groups * GROUP)[:, None] + tl.arange(0, GROUP)[None, :]
@@ -74,8 +76,10 @@ def find_scales(scale_ptr, x_ptr, rows, columns, groups, largest, least, GROUPS:
     tl.store(scale_ptr + place, tl.maximum(tl.max(tl.abs(value), 1), least) / largest, mask=row < rows)
 
 
-@triton.jit
-def divide(q_ptr, x_ptr, scale_ptr, elements, columns, groups, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def divide(  # type: ignore[no-untyped-def]
+    q_ptr, x_ptr, scale_ptr, elements, columns, groups, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):
     """Quotients of BLOCK elements that follow each other, by scales that are known: no sum, no row to end at."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     scale = tl.load(scale_ptr + at // columns * groups + at % columns // GROUP, mask=at < elements, other=1.0)

@@ -22,8 +22,8 @@ from ..suite import Case
 from ..triton_kernel import Output, SuiteKernel, Variant
 
 
-@triton.jit
-def blocks_until(offsets_ptr, experts, EXPERTS: tl.constexpr, BM: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def blocks_until(offsets_ptr, experts, EXPERTS: tl.constexpr, BM: tl.constexpr):  # type: ignore[no-untyped-def]
     """How many blocks of BM routed tokens there are up to each expert, with its own; an expert's last may be in part."""
     expert = tl.arange(0, EXPERTS)
     first = tl.load(offsets_ptr + expert, mask=expert < experts, other=0)
@@ -31,8 +31,8 @@ def blocks_until(offsets_ptr, experts, EXPERTS: tl.constexpr, BM: tl.constexpr):
     return tl.cumsum(tl.cdiv(last - first, BM), 0)
 
 
-@triton.jit
-def tile(
+@triton.jit  # type: ignore[untyped-decorator]
+def tile(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, w_ptr, weight_ptr, order_ptr, offsets_ptr, until, turn, TOPK, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -64,8 +64,8 @@ def tile(
     tl.store(to, total.to(tl.float16), mask=here[:, None] & (column < N)[None, :])
 
 
-@triton.jit
-def each_tile(
+@triton.jit  # type: ignore[untyped-decorator]
+def each_tile(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, w_ptr, weight_ptr, order_ptr, offsets_ptr, experts, TOPK, N, K,
     EXPERTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -77,8 +77,8 @@ def each_tile(
         )  # fmt: skip
 
 
-@triton.jit
-def tiles_in_turn(
+@triton.jit  # type: ignore[untyped-decorator]
+def tiles_in_turn(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, w_ptr, weight_ptr, order_ptr, offsets_ptr, experts, TOPK, N, K,
     EXPERTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +90,8 @@ def tiles_in_turn(
         )  # fmt: skip
 
 
-@triton.jit
-def each_token(
+@triton.jit  # type: ignore[untyped-decorator]
+def each_token(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, w_ptr, weight_ptr, choice_ptr, TOPK, N, K,
     BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

@@ -22,8 +22,8 @@ from ..triton_kernel import Output, SuiteKernel, Variant
 CHUNK = 64  # tokens; part of the task, since h has a state for each chunk
 
 
-@triton.jit
-def carry(
+@triton.jit  # type: ignore[untyped-decorator]
+def carry(  # type: ignore[no-untyped-def]
     k_ptr, w_ptr, u_ptr, g_ptr, first_ptr, h_ptr, new_ptr, last_ptr, T, H, K, V,
     CHUNK: tl.constexpr, WIDTH: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -51,8 +51,8 @@ def carry(
     tl.store(last_ptr + head * K * V + place, state, mask=whole)
 
 
-@triton.jit
-def carry_transposed(
+@triton.jit  # type: ignore[untyped-decorator]
+def carry_transposed(  # type: ignore[no-untyped-def]
     k_ptr, w_ptr, u_ptr, g_ptr, first_ptr, h_ptr, new_ptr, last_ptr, T, H, K, V,
     CHUNK: tl.constexpr, WIDTH: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -82,8 +82,10 @@ def carry_transposed(
     tl.store(last_ptr + head * K * V + place, state, mask=whole)
 
 
-@triton.jit
-def outer(out_ptr, k_ptr, x_ptr, g_ptr, T, H, K, N, CHUNK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def outer(  # type: ignore[no-untyped-def]
+    out_ptr, k_ptr, x_ptr, g_ptr, T, H, K, N, CHUNK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr
+):
     """(exp(g_last - g) k)^T x of one chunk of one head: what the chunk adds to a state, or takes from it."""
     chunk, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
     start, chunks = head // H * T * H + head % H, tl.cdiv(T, CHUNK)
@@ -101,8 +103,8 @@ def outer(out_ptr, k_ptr, x_ptr, g_ptr, T, H, K, N, CHUNK: tl.constexpr, WIDTH: 
     tl.store(to, added.to(tl.float16), mask=(key < K)[:, None] & (column < N)[None, :])
 
 
-@triton.jit
-def chain(
+@triton.jit  # type: ignore[untyped-decorator]
+def chain(  # type: ignore[no-untyped-def]
     added_ptr, taken_ptr, g_ptr, first_ptr, h_ptr, last_ptr, T, H, K, V,
     CHUNK: tl.constexpr, WIDTH: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -124,8 +126,10 @@ def chain(
     tl.store(last_ptr + head * K * V + place, state, mask=whole)
 
 
-@triton.jit
-def remain(new_ptr, u_ptr, w_ptr, h_ptr, T, H, K, V, CHUNK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def remain(  # type: ignore[no-untyped-def]
+    new_ptr, u_ptr, w_ptr, h_ptr, T, H, K, V, CHUNK: tl.constexpr, WIDTH: tl.constexpr, BN: tl.constexpr
+):
     """u - w h of one chunk of one head."""
     chunk, head = tl.program_id(1), tl.program_id(2).to(tl.int64)
     start, chunks = head // H * T * H + head % H, tl.cdiv(T, CHUNK)

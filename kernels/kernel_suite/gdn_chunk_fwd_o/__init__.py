@@ -22,7 +22,7 @@ from ..triton_kernel import Output, SuiteKernel, Variant
 
 
 @triton.jit
-def weighed(scores, g, t, T):
+def weighed(scores, g, t, T):  # type: ignore[no-untyped-def]
     """Scores of a chunk times the gates between query and key, for keys that are not past their query."""
     i, j = t[:, None], t[None, :]
     seen = (i >= j) & (i < T)
@@ -30,8 +30,8 @@ def weighed(scores, g, t, T):
     return tl.where(seen, scores * gate, 0.0).to(tl.float16)
 
 
-@triton.jit
-def output_block(
+@triton.jit  # type: ignore[untyped-decorator]
+def output_block(  # type: ignore[no-untyped-def]
     out_ptr, q_ptr, k_ptr, v_ptr, h_ptr, g_ptr, scale, T, H, K, V,
     CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -56,8 +56,10 @@ def output_block(
     tl.store(out_ptr + at, (out * scale).to(tl.float16), mask=inside)
 
 
-@triton.jit
-def score(scores_ptr, q_ptr, k_ptr, g_ptr, T, H, K, CHUNK: tl.constexpr, BK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def score(  # type: ignore[no-untyped-def]
+    scores_ptr, q_ptr, k_ptr, g_ptr, T, H, K, CHUNK: tl.constexpr, BK: tl.constexpr
+):
     """The weighed scores of one chunk of one head, 64 to a token."""
     chunk, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     start = head // H * T * H + head % H
@@ -75,8 +77,8 @@ def score(scores_ptr, q_ptr, k_ptr, g_ptr, T, H, K, CHUNK: tl.constexpr, BK: tl.
     tl.store(to, weighed(scores, g, t, T), mask=(t < T)[:, None])
 
 
-@triton.jit
-def output_of_scores(
+@triton.jit  # type: ignore[untyped-decorator]
+def output_of_scores(  # type: ignore[no-untyped-def]
     out_ptr, q_ptr, scores_ptr, v_ptr, h_ptr, g_ptr, scale, T, H, K, V,
     CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
@@ -101,8 +103,8 @@ def output_of_scores(
     tl.store(out_ptr + at, (out * scale).to(tl.float16), mask=inside)
 
 
-@triton.jit
-def output_chunk(
+@triton.jit  # type: ignore[untyped-decorator]
+def output_chunk(  # type: ignore[no-untyped-def]
     out_ptr, q_ptr, k_ptr, v_ptr, h_ptr, g_ptr, scale, T, H, K, V,
     CHUNK: tl.constexpr, WIDTH: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip

@@ -21,8 +21,10 @@ from ..suite import Case
 from ..triton_kernel import Output, SuiteKernel, Variant
 
 
-@triton.jit
-def mixed(out_ptr, x_ptr, a, factor, token, inside, column, N, FOLD: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def mixed(  # type: ignore[no-untyped-def]
+    out_ptr, x_ptr, a, factor, token, inside, column, N, FOLD: tl.constexpr
+):
     """A (factor x) of some columns of a chunk. Where FOLD, A has the factor already, and x is multiplied as it was read."""
     at, wanted = (token * N)[:, None] + column[None, :], inside[:, None] & (column < N)[None, :]
     x = tl.load(x_ptr + at, mask=wanted, other=0.0)
@@ -31,8 +33,8 @@ def mixed(out_ptr, x_ptr, a, factor, token, inside, column, N, FOLD: tl.constexp
     tl.store(out_ptr + at, tl.dot(a, x).to(tl.float16), mask=wanted)
 
 
-@triton.jit
-def whole_chunk(
+@triton.jit  # type: ignore[untyped-decorator]
+def whole_chunk(  # type: ignore[no-untyped-def]
     w_ptr, u_ptr, k_ptr, v_ptr, beta_ptr, g_ptr, a_ptr, T, H, K, V,
     CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
@@ -54,8 +56,8 @@ def whole_chunk(
         mixed(w_ptr, k_ptr, of_w, gated, token, inside, first + tl.arange(0, BK), K, FOLD)
 
 
-@triton.jit
-def part_of_a_chunk(
+@triton.jit  # type: ignore[untyped-decorator]
+def part_of_a_chunk(  # type: ignore[no-untyped-def]
     w_ptr, u_ptr, k_ptr, v_ptr, beta_ptr, g_ptr, a_ptr, T, H, K, V,
     CHUNK: tl.constexpr, BN: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip

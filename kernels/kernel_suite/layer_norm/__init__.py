@@ -18,8 +18,10 @@ from ..triton_kernel import Call, TritonKernel
 EPSILON = 1e-5
 
 
-@triton.jit
-def layer_norm(out_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def layer_norm(  # type: ignore[no-untyped-def]
+    out_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Each row less its mean, over its deviation, times weight plus bias. Rows past the last are the last again.
 
     The deviation is summed from the mean, not from the squares of what was read: those cancel where the mean is large.

@@ -24,8 +24,10 @@ EPSILON = 1e-5
 MOST_HELD = 64  # by a thread: the float32 values and their deviations of more do not stay in registers
 
 
-@triton.jit
-def moments(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def moments(  # type: ignore[no-untyped-def]
+    x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr
+):
     """Mean, and sum of squared deviations from it, of the columns from `first` to before `last`, read once.
 
     Each block's mean and deviations are brought together with those so far. Where that is LATE, each lane has a mean of its
@@ -58,15 +60,15 @@ def moments(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.co
 
 
 @triton.jit
-def write(y, centred, rstd, weight_ptr, bias_ptr, column, inside):
+def write(y, centred, rstd, weight_ptr, bias_ptr, column, inside):  # type: ignore[no-untyped-def]
     """What is less its mean already, times `rstd` and weight, plus bias."""
     weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(y, (centred * rstd * weight + bias).to(y.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def whole_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def whole_rows(  # type: ignore[no-untyped-def]
     y_ptr, mean_ptr, rstd_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, epsilon,
     ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -83,8 +85,8 @@ def whole_rows(
     write(y_ptr + at, centred, rstd[:, None], weight_ptr, bias_ptr, column, inside)
 
 
-@triton.jit
-def rows_in_blocks(
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_in_blocks(  # type: ignore[no-untyped-def]
     y_ptr, mean_ptr, rstd_ptr, x_ptr, weight_ptr, bias_ptr, rows, columns, epsilon,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -102,8 +104,8 @@ def rows_in_blocks(
         write(y + column, centred, rstd[:, None], weight_ptr, bias_ptr, column, inside)
 
 
-@triton.jit
-def parts_of_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def parts_of_rows(  # type: ignore[no-untyped-def]
     part_mean_ptr, part_squares_ptr, x_ptr, columns,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -117,8 +119,8 @@ def parts_of_rows(
     tl.store(part_squares_ptr + at, squares)
 
 
-@triton.jit
-def normalise(
+@triton.jit  # type: ignore[untyped-decorator]
+def normalise(  # type: ignore[no-untyped-def]
     y_ptr, mean_ptr, rstd_ptr, x_ptr, weight_ptr, bias_ptr, part_mean_ptr, part_squares_ptr, columns, epsilon,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

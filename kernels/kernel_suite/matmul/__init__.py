@@ -42,8 +42,8 @@ TYPICAL = [
 ]
 
 
-@triton.jit
-def matmul(
+@triton.jit  # type: ignore[untyped-decorator]
+def matmul(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, c_ptr, M, N, K, a_row, a_column, b_row, b_column, c_row, c_column,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip

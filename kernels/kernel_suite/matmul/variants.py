@@ -25,8 +25,8 @@ from ..triton_kernel import Output, SuiteKernel, Variant
 MOST_PARTIAL = 2**28
 
 
-@triton.jit
-def tile_at(place, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_at(place, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     """Row and column of a tile. Places that follow each other go down GROUP rows first, and share what they read of B."""
     across, down = tl.cdiv(N, BN), tl.cdiv(M, BM)
     first = place // (GROUP * across) * GROUP
@@ -35,8 +35,8 @@ def tile_at(place, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr
     return first + within % height, within // height
 
 
-@triton.jit
-def tile_sum(
+@triton.jit  # type: ignore[untyped-decorator]
+def tile_sum(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, row, column, first, last, M, N, a_row, a_column, b_row, b_column,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -56,16 +56,16 @@ def tile_sum(
     return total
 
 
-@triton.jit
-def put(c_ptr, total, row, column, M, N, BM: tl.constexpr, BN: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def put(c_ptr, total, row, column, M, N, BM: tl.constexpr, BN: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write one tile of a matrix without gaps, in that matrix's format."""
     rows, columns = row * BM + tl.arange(0, BM), column * BN + tl.arange(0, BN)
     to = c_ptr + (rows.to(tl.int64) * N)[:, None] + columns[None, :]
     tl.store(to, total.to(c_ptr.dtype.element_ty), mask=(rows < M)[:, None] & (columns < N)[None, :])
 
 
-@triton.jit
-def multiply(
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]
     c_ptr, a_ptr, b_ptr, M, N, K, a_row, a_column, b_row, b_column,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -75,8 +75,8 @@ def multiply(
     put(c_ptr, total, row, column, M, N, BM, BN)
 
 
-@triton.jit
-def multiply_part(
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply_part(  # type: ignore[no-untyped-def]
     parts_ptr, a_ptr, b_ptr, M, N, K, a_row, a_column, b_row, b_column, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -89,8 +89,8 @@ def multiply_part(
     put(parts_ptr + part.to(tl.int64) * M * N, total, row, column, M, N, BM, BN)
 
 
-@triton.jit
-def add_parts(c_ptr, parts_ptr, elements, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def add_parts(c_ptr, parts_ptr, elements, PARTS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum of all parts, always in the same order, of BLOCK elements. All parts together have less than 2**31."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -99,8 +99,8 @@ def add_parts(c_ptr, parts_ptr, elements, PARTS: tl.constexpr, BLOCK: tl.constex
     tl.store(c_ptr + at, total.to(c_ptr.dtype.element_ty), mask=at < elements)
 
 
-@triton.jit
-def multiply_in_turn(
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply_in_turn(  # type: ignore[no-untyped-def]
     c_ptr, a_ptr, b_ptr, M, N, K, a_row, a_column, b_row, b_column, programs,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, FLATTEN: tl.constexpr,
 ):  # fmt: skip

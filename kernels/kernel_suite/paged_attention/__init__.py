@@ -24,15 +24,15 @@ LOG2_E = 1.4426950408889634
 LOWEST = tl.constexpr(-1e30)  # finite: a part without keys must not become NaN
 
 
-@triton.jit
-def slots(table_ptr, token, last, kv_head, kv_heads, D: tl.constexpr, PAGE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def slots(table_ptr, token, last, kv_head, kv_heads, D: tl.constexpr, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the keys and values of some tokens of a sequence begin."""
     page = tl.load(table_ptr + token // PAGE, mask=token < last, other=0).to(tl.int64)
     return ((page * PAGE + token % PAGE) * kv_heads + kv_head) * D
 
 
-@triton.jit
-def attended(
+@triton.jit  # type: ignore[untyped-decorator]
+def attended(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, table_ptr, kv_head, first, last, kv_heads, group, scale,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -61,8 +61,8 @@ def attended(
     return out, total, high
 
 
-@triton.jit
-def each_group(
+@triton.jit  # type: ignore[untyped-decorator]
+def each_group(  # type: ignore[no-untyped-def]
     out_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, most, kv_heads, group, scale,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -78,8 +78,8 @@ def each_group(
     tl.store(to, (out / total[:, None]).to(tl.float16), mask=(row < group) & (inner < D))
 
 
-@triton.jit
-def each_head(
+@triton.jit  # type: ignore[untyped-decorator]
+def each_head(  # type: ignore[no-untyped-def]
     out_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, most, heads, kv_heads, group, scale,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr,
     STAGES: tl.constexpr,
@@ -114,8 +114,8 @@ def each_head(
     tl.store(out_ptr + base + inner, (tl.sum(out, 0) / total).to(tl.float16), mask=inner < D)
 
 
-@triton.jit
-def each_part(
+@triton.jit  # type: ignore[untyped-decorator]
+def each_part(  # type: ignore[no-untyped-def]
     outs_ptr, totals_ptr, highs_ptr, q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, most, kv_heads, group, scale,
     D: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
@@ -137,8 +137,10 @@ def each_part(
     tl.store(highs_ptr + at, high, mask=row < group)
 
 
-@triton.jit
-def together(out_ptr, outs_ptr, totals_ptr, highs_ptr, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def together(  # type: ignore[no-untyped-def]
+    out_ptr, outs_ptr, totals_ptr, highs_ptr, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr
+):
     """The result of one head of one sequence out of those of its parts."""
     head = tl.program_id(0).to(tl.int64)
     at, inner = head * PARTS + tl.arange(0, PARTS), tl.arange(0, WIDTH)

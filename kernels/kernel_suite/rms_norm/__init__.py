@@ -24,7 +24,7 @@ MOST_HELD = 64  # by a thread: the float32 sums of more, and their weights, do n
 
 
 @triton.jit
-def add(out_ptr, x_ptr, residual_ptr, at, inside):
+def add(out_ptr, x_ptr, residual_ptr, at, inside):  # type: ignore[no-untyped-def]
     """The sum, written as it is rounded, and what was written in float32."""
     x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + at, mask=inside, other=0.0).to(tl.float32)
@@ -33,8 +33,8 @@ def add(out_ptr, x_ptr, residual_ptr, at, inside):
     return value.to(tl.float32)
 
 
-@triton.jit
-def whole_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def whole_rows(  # type: ignore[no-untyped-def]
     out_ptr, y_ptr, x_ptr, residual_ptr, weight_ptr, rows, columns, epsilon, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):
     """Rows that are held in full. Rows past the last are the last again, to no harm."""
@@ -47,8 +47,8 @@ def whole_rows(
     tl.store(y_ptr + at, (value * scale[:, None] * weight).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def rows_in_turn(
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_in_turn(  # type: ignore[no-untyped-def]
     out_ptr, y_ptr, x_ptr, residual_ptr, weight_ptr, rows, columns, epsilon, programs,
     WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -63,8 +63,8 @@ def rows_in_turn(
         tl.store(y_ptr + at, (value * scale * weight).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def rows_in_blocks(
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_in_blocks(  # type: ignore[no-untyped-def]
     out_ptr, y_ptr, x_ptr, residual_ptr, weight_ptr, rows, columns, epsilon,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -84,8 +84,10 @@ def rows_in_blocks(
         tl.store(y_ptr + at + start + column, (value * scale * weight).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def add_block(out_ptr, squares_ptr, x_ptr, residual_ptr, columns, blocks, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def add_block(  # type: ignore[no-untyped-def]
+    out_ptr, squares_ptr, x_ptr, residual_ptr, columns, blocks, BLOCK: tl.constexpr
+):
     """The sums of a block of one row, and of their squares."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     column = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
@@ -93,8 +95,8 @@ def add_block(out_ptr, squares_ptr, x_ptr, residual_ptr, columns, blocks, BLOCK:
     tl.store(squares_ptr + tl.program_id(0), tl.sum(value * value, 0))
 
 
-@triton.jit
-def scale_block(
+@triton.jit  # type: ignore[untyped-decorator]
+def scale_block(  # type: ignore[no-untyped-def]
     y_ptr, out_ptr, squares_ptr, weight_ptr, columns, epsilon, parts, PARTS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """A block of one row, by the squares of all `parts` of the row."""

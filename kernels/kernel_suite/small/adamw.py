@@ -19,8 +19,8 @@ from . import Inputs, moved
 RATE, BETA1, BETA2, EPSILON, DECAY, STEP = 1e-2, 0.9, 0.95, 1e-8, 0.1, 10
 
 
-@triton.jit
-def adamw(
+@triton.jit  # type: ignore[untyped-decorator]
+def adamw(  # type: ignore[no-untyped-def]
     param_ptr, grad_ptr, mean_ptr, square_ptr, n,
     lr, beta1, beta2, eps, weight_decay, correction1, correction2,
     BLOCK_SIZE: tl.constexpr,

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def add_bias(
+@triton.jit  # type: ignore[untyped-decorator]
+def add_bias(  # type: ignore[no-untyped-def]
     x_ptr, bias_ptr, out_ptr, M, N, stride_x, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

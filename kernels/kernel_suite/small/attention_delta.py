@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def attention_delta(o_ptr, do_ptr, delta_ptr, length, D: tl.constexpr, BLOCK_M: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_delta(o_ptr, do_ptr, delta_ptr, length, D: tl.constexpr, BLOCK_M: tl.constexpr):  # type: ignore[no-untyped-def]
     """Some queries of one head."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     head = tl.program_id(1).to(tl.int64)

@@ -16,8 +16,8 @@ from . import Inputs, moved
 from .attention_dq import forward, gradients
 
 
-@triton.jit
-def attention_dkdv(
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_dkdv(  # type: ignore[no-untyped-def]
     dk_ptr, q_ptr, k_ptr, v_ptr, do_ptr, dv_ptr, lse_ptr, delta_ptr, length, scale,
     D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

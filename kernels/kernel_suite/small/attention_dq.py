@@ -17,8 +17,8 @@ from . import Inputs, moved
 LOG2_E = 1.4426950408889634
 
 
-@triton.jit
-def attention_dq(
+@triton.jit  # type: ignore[untyped-decorator]
+def attention_dq(  # type: ignore[no-untyped-def]
     dq_ptr, q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, length, scale,
     D: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def average_pool2d(x_ptr, out_ptr, planes, height, width, OUT: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def average_pool2d(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, planes, height, width, OUT: tl.constexpr, PLANES: tl.constexpr, BLOCK: tl.constexpr
+):
     """One window of PLANES planes: its rows one by one, BLOCK columns at a time. There are OUT by OUT windows."""
     i, j = tl.program_id(1) // OUT, tl.program_id(1) % OUT
     top, bottom = i * height // OUT, ((i + 1) * height + OUT - 1) // OUT

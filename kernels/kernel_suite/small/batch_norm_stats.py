@@ -17,8 +17,8 @@ from . import Inputs, moved
 EPSILON = 1e-5
 
 
-@triton.jit
-def batch_norm_stats(mean_ptr, rstd_ptr, x_ptr, images, channels, pixels, eps, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def batch_norm_stats(mean_ptr, rstd_ptr, x_ptr, images, channels, pixels, eps, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Sums and sums of squares in float32, an image after the other."""
     channel = tl.program_id(0)
     offs = tl.arange(0, BLOCK)

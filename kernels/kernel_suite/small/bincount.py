@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def bincount(x_ptr, counts_ptr, n, bins, programs, BINS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def bincount(  # type: ignore[no-untyped-def]
+    x_ptr, counts_ptr, n, bins, programs, BINS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Every `programs`-th block of BLOCK numbers. What lies past the end counts in a bin of its own, the last."""
     lane = tl.arange(0, BLOCK)
     counts = tl.zeros((BINS,), tl.int32)

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved, multiprocessors
 
 
-@triton.jit
-def cast(src_ptr, dst_ptr, n, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def cast(src_ptr, dst_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Every so many blocks there are programs."""
     step = tl.num_programs(0) * BLOCK
     for start in range(tl.program_id(0) * BLOCK, n, step):

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def causal_conv1d(
+@triton.jit  # type: ignore[untyped-decorator]
+def causal_conv1d(  # type: ignore[no-untyped-def]
     x_ptr, weight_ptr, bias_ptr, y_ptr, T, D,
     WIDTH: tl.constexpr, BIAS: tl.constexpr, SILU: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip

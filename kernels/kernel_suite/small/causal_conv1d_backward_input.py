@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def convolved(x_ptr, weight_ptr, time, T, inside, WIDTH: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def convolved(x_ptr, weight_ptr, time, T, inside, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """The convolution at these steps of one channel."""
     total = tl.zeros_like(time).to(tl.float32)
     for tap in tl.static_range(WIDTH):
@@ -26,8 +26,8 @@ def convolved(x_ptr, weight_ptr, time, T, inside, WIDTH: tl.constexpr):
     return total
 
 
-@triton.jit
-def causal_conv1d_backward_input(
+@triton.jit  # type: ignore[untyped-decorator]
+def causal_conv1d_backward_input(  # type: ignore[no-untyped-def]
     dy_ptr, x_ptr, weight_ptr, dx_ptr, D, T, WIDTH: tl.constexpr, SILU: tl.constexpr, BLOCK_T: tl.constexpr
 ):
     """BLOCK_T steps of one channel, whose steps lie side by side. An input reaches WIDTH outputs, itself the first."""

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def causal_conv1d_backward_weight(
+@triton.jit  # type: ignore[untyped-decorator]
+def causal_conv1d_backward_weight(  # type: ignore[no-untyped-def]
     dy_ptr, x_ptr, dweight_ptr, T, D, stretch, WIDTH: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
 ):
     """One stretch of one sequence, for BD channels and all taps. There are WIDTH taps, a power of two."""

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def causal_softmax(scores_ptr, out_ptr, queries, keys, scale, stride_head, stride_query, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def causal_softmax(  # type: ignore[no-untyped-def]
+    scores_ptr, out_ptr, queries, keys, scale, stride_head, stride_query, BLOCK: tl.constexpr
+):
     """One query of one head. Only the blocks that it sees are read; the last query sees every key."""
     query = tl.program_id(0)
     base = tl.program_id(1).to(tl.int64) * stride_head + query * stride_query

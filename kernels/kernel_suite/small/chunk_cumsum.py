@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def chunk_cumsum(g_ptr, out_ptr, T, H, CHUNK: tl.constexpr, REVERSE: tl.constexpr, HEADS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def chunk_cumsum(  # type: ignore[no-untyped-def]
+    g_ptr, out_ptr, T, H, CHUNK: tl.constexpr, REVERSE: tl.constexpr, HEADS: tl.constexpr
+):
     """A chunk of HEADS heads, which lie side by side, to a program."""
     time = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)[:, None]
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[None, :]

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def column_sum(x_ptr, out_ptr, M, N, PARTS, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def column_sum(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, M, N, PARTS, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """BLOCK_N columns; every PARTS-th block of BLOCK_M rows."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def combine_experts(found_ptr, place_ptr, weight_ptr, out_ptr, dim, TOPK: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def combine_experts(  # type: ignore[no-untyped-def]
+    found_ptr, place_ptr, weight_ptr, out_ptr, dim, TOPK: tl.constexpr, BLOCK: tl.constexpr
+):
     """One token. A place of -1 is an expert that had no room for it."""
     token = tl.program_id(0).to(tl.int64)
     for start in range(0, dim, BLOCK):

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def cosine_similarity(
+@triton.jit  # type: ignore[untyped-decorator]
+def cosine_similarity(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, out_ptr, rows, columns, a_stride, b_stride, epsilon, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """ROWS rows, BLOCK of their columns at a time."""

@@ -17,8 +17,8 @@ from . import Inputs, moved
 IGNORED = -100
 
 
-@triton.jit
-def cross_entropy_backward(
+@triton.jit  # type: ignore[untyped-decorator]
+def cross_entropy_backward(  # type: ignore[no-untyped-def]
     dlogits_ptr, logits_ptr, lse_ptr, label_ptr, dloss_ptr, stride, n_cols, ignored,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip

@@ -16,14 +16,14 @@ from . import Inputs, moved
 
 
 @triton.jit
-def log_add_exp(a, b):
+def log_add_exp(a, b):  # type: ignore[no-untyped-def]
     """Logarithm of the sum of two exponentials."""
     high = tl.maximum(a, b)
     return high + tl.log(1.0 + tl.exp(tl.minimum(a, b) - high))
 
 
-@triton.jit
-def cumulative_logsumexp(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def cumulative_logsumexp(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row to a program. What is carried is the block's largest: the results only ever grow."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)

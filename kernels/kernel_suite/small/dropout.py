@@ -17,8 +17,8 @@ from . import Inputs, moved
 P = 0.1
 
 
-@triton.jit
-def dropout(x_ptr, out_ptr, n, p, seed, BLOCK_SIZE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def dropout(x_ptr, out_ptr, n, p, seed, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Every element draws its own number by its place."""
     offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     mask = offsets < n

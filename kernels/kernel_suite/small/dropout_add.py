@@ -19,8 +19,8 @@ from . import Inputs, moved
 P = 0.1
 
 
-@triton.jit
-def dropout_add(x_ptr, residual_ptr, keep_ptr, out_ptr, n, p, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def dropout_add(x_ptr, residual_ptr, keep_ptr, out_ptr, n, p, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Keep x where `keep` says so, scaled for what is lost, and add the residual."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n

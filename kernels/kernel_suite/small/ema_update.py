@@ -17,8 +17,8 @@ from . import Inputs, moved
 RATE, BOUND = 0.01, 2.0
 
 
-@triton.jit
-def ema_update(average_ptr, weight_ptr, n_elements, rate, bound, BLOCK_SIZE: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def ema_update(average_ptr, weight_ptr, n_elements, rate, bound, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Move the average a little towards the weight."""
     pid = tl.program_id(axis=0)
     offsets = pid * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)

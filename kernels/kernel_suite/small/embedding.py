@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def embedding(ids_ptr, table_ptr, out_ptr, tokens, dim, padding, TOKENS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def embedding(  # type: ignore[no-untyped-def]
+    ids_ptr, table_ptr, out_ptr, tokens, dim, padding, TOKENS: tl.constexpr, BLOCK: tl.constexpr
+):
     """TOKENS tokens and BLOCK of their columns."""
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]

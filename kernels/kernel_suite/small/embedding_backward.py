@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def embedding_backward(ids_ptr, dout_ptr, dtable_ptr, dim, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def embedding_backward(ids_ptr, dout_ptr, dtable_ptr, dim, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """BLOCK columns of one token."""
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -18,8 +18,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def expert_ranks(
+@triton.jit  # type: ignore[untyped-decorator]
+def expert_ranks(  # type: ignore[no-untyped-def]
     ids_ptr, ranks_ptr, counts_ptr, n, experts, CHUNK: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One chunk, BLOCK choices at a time, each a row of ones and zeros over all experts."""

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def fp8_delayed_scale(x_ptr, scale_ptr, q_ptr, largest_ptr, n, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def fp8_delayed_scale(  # type: ignore[no-untyped-def]
+    x_ptr, scale_ptr, q_ptr, largest_ptr, n, LIMIT: tl.constexpr, BLOCK: tl.constexpr
+):
     """BLOCK numbers; what is too large becomes the format's largest. Programs agree on the maximum with atomics."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)

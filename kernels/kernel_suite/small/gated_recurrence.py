@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def gated_recurrence(x_ptr, gate_ptr, h_ptr, T, D, stride_b, stride_t, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def gated_recurrence(  # type: ignore[no-untyped-def]
+    x_ptr, gate_ptr, h_ptr, T, D, stride_b, stride_t, BLOCK_D: tl.constexpr, UNROLL: tl.constexpr
+):
     """BLOCK_D channels of one sequence; UNROLL steps in a row, so that their loads are in flight at once."""
     channel = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = channel < D

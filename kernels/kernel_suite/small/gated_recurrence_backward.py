@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def gated_recurrence_backward(dh_ptr, h_ptr, x_ptr, gate_ptr, dx_ptr, dgate_ptr, T, D, BLOCK_D: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def gated_recurrence_backward(  # type: ignore[no-untyped-def]
+    dh_ptr, h_ptr, x_ptr, gate_ptr, dx_ptr, dgate_ptr, T, D, BLOCK_D: tl.constexpr
+):
     """BLOCK_D channels of one sequence. What a step passes back is carried, decayed by its gate."""
     channel = tl.program_id(0) * BLOCK_D + tl.arange(0, BLOCK_D)
     inside = channel < D

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def global_average_pool(x_ptr, out_ptr, pixels, channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def global_average_pool(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, pixels, channels, PIXELS: tl.constexpr, CHANNELS: tl.constexpr
+):
     """CHANNELS channels of one image, PIXELS pixels at a time."""
     image = tl.program_id(1)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)[None, :]

@@ -17,8 +17,8 @@ from . import Inputs, moved
 EPSILON = 1e-5
 
 
-@triton.jit
-def group_norm(
+@triton.jit  # type: ignore[untyped-decorator]
+def group_norm(  # type: ignore[no-untyped-def]
     y_ptr, x_ptr, weight_ptr, bias_ptr, groups, channels_per_group, pixels, eps,
     BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def im2col(
+@triton.jit  # type: ignore[untyped-decorator]
+def im2col(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, channels, height, width, out_height, out_width, stride, padding, patches,
     KERNEL: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def int4_matvec(
+@triton.jit  # type: ignore[untyped-decorator]
+def int4_matvec(  # type: ignore[no-untyped-def]
     packed_ptr,
     scale_ptr,
     least_ptr,

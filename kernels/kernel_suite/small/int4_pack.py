@@ -16,13 +16,15 @@ from . import Inputs, moved
 
 
 @triton.jit
-def nibble(value, least, scale):
+def nibble(value, least, scale):  # type: ignore[no-untyped-def]
     """The step nearest to a value, from 0 to 15."""
     return tl.minimum(tl.maximum((value - least) / scale + 0.5, 0.0), 15.0).to(tl.uint8)
 
 
-@triton.jit
-def int4_pack(w_ptr, packed_ptr, scale_ptr, least_ptr, groups, GROUP: tl.constexpr, GROUPS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def int4_pack(  # type: ignore[no-untyped-def]
+    w_ptr, packed_ptr, scale_ptr, least_ptr, groups, GROUP: tl.constexpr, GROUPS: tl.constexpr
+):
     """GROUPS groups, wherever they lie: rows are whole groups long. The even element is in a byte's lower half."""
     group = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     inside = (group < groups)[:, None]

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def int8_dequantise(
+@triton.jit  # type: ignore[untyped-decorator]
+def int8_dequantise(  # type: ignore[no-untyped-def]
     q_ptr, row_scale_ptr, column_scale_ptr, bias_ptr, out_ptr, M, N, stride_q, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def int8_per_token(x_ptr, q_ptr, scale_ptr, columns, WIDTH: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def int8_per_token(x_ptr, q_ptr, scale_ptr, columns, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """One token to a program, in registers. Halves are rounded away from zero."""
     row = tl.program_id(0)
     column = tl.arange(0, WIDTH)

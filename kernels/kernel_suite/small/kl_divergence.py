@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def kl_divergence(
+@triton.jit  # type: ignore[untyped-decorator]
+def kl_divergence(  # type: ignore[no-untyped-def]
     student_ptr, teacher_ptr, loss_ptr, columns, student_stride, teacher_stride, inverse_temperature,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip

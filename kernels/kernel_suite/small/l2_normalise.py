@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def l2_normalise(x_ptr, y_ptr, rstd_ptr, rows, eps, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def l2_normalise(  # type: ignore[no-untyped-def]
+    x_ptr, y_ptr, rstd_ptr, rows, eps, D: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+):
     """ROWS rows of D numbers: one tile in, one tile out."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)

@@ -17,8 +17,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved, multiprocessors
 
 
-@triton.jit
-def layer_norm_backward(
+@triton.jit  # type: ignore[untyped-decorator]
+def layer_norm_backward(  # type: ignore[no-untyped-def]
     dx_ptr, dw_ptr, db_ptr, dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, stride, M, N,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip

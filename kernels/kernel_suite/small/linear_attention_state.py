@@ -18,8 +18,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def linear_attention_state(
+@triton.jit  # type: ignore[untyped-decorator]
+def linear_attention_state(  # type: ignore[no-untyped-def]
     k_ptr, v_ptr, g_ptr, h_ptr, T, H, K, V, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
 ):
     """BK by BV of one head's state, kept in registers over all chunks; each chunk's state before it is stored."""

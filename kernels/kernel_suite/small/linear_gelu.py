@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def linear_gelu(
+@triton.jit  # type: ignore[untyped-decorator]
+def linear_gelu(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, bias_ptr, out_ptr, M, N, K, stride_xm, stride_wk, stride_om,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
 ):  # fmt: skip

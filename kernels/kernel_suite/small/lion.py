@@ -17,8 +17,8 @@ from . import Inputs, moved, multiprocessors
 RATE, BETA1, BETA2, DECAY = 1e-2, 0.9, 0.99, 0.1
 
 
-@triton.jit
-def lion(
+@triton.jit  # type: ignore[untyped-decorator]
+def lion(  # type: ignore[no-untyped-def]
     param_ptr, grad_ptr, momentum_ptr, n_elements, lr, beta1, beta2, decay,
     BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def log_softmax(out_ptr, x_ptr, stride, N, BLOCK_N: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def log_softmax(out_ptr, x_ptr, stride, N, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
     """Each lane keeps a maximum and a sum of its own until the row has ended."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_N)

@@ -17,8 +17,8 @@ from . import Inputs, moved
 VALUE = -torch.inf
 
 
-@triton.jit
-def masked_fill(scores_ptr, mask_ptr, out_ptr, area, value, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def masked_fill(scores_ptr, mask_ptr, out_ptr, area, value, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """A part of one head's scores."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1).to(tl.int64)

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def matvec(
+@triton.jit  # type: ignore[untyped-decorator]
+def matvec(  # type: ignore[no-untyped-def]
     y_ptr, a_ptr, x_ptr, M, N, stride_am, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Products are summed once, at the end."""

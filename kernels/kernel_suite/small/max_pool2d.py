@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def max_pool2d(
+@triton.jit  # type: ignore[untyped-decorator]
+def max_pool2d(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, place_ptr, height, width, out_height, out_width, total,
     KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def outer_sum(a_ptr, b_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def outer_sum(a_ptr, b_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
     """One tile, numbered row by row."""
     tiles_n = tl.cdiv(N, BLOCK_N)
     pid = tl.program_id(0)

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def paged_cache_write(
+@triton.jit  # type: ignore[untyped-decorator]
+def paged_cache_write(  # type: ignore[no-untyped-def]
     k_ptr, v_ptr, slot_ptr, k_cache_ptr, v_cache_ptr, k_stride, v_stride, page_stride,
     PAGE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

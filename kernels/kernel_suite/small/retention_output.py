@@ -18,8 +18,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def retention_output(
+@triton.jit  # type: ignore[untyped-decorator]
+def retention_output(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, h_ptr, o_ptr, T, H, K, V, scale, CHUNK: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr
 ):
     """BV values of one chunk and head: scores and what the state gives, both summed over blocks of the keys."""

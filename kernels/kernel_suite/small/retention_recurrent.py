@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def retention_recurrent(q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, T, H, V, scale, K: tl.constexpr, BV: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def retention_recurrent(  # type: ignore[no-untyped-def]
+    q_ptr, k_ptr, v_ptr, state_ptr, o_ptr, T, H, V, scale, K: tl.constexpr, BV: tl.constexpr
+):
     """BV columns of one head's state. It begins with the state given and leaves its last there."""
     value = tl.program_id(0) * BV + tl.arange(0, BV)
     batch, head = tl.program_id(1) // H, tl.program_id(1) % H

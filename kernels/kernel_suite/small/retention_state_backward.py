@@ -18,8 +18,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def retention_state_backward(
+@triton.jit  # type: ignore[untyped-decorator]
+def retention_state_backward(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, do_ptr, dh_ptr, dv_ptr, T, H, V, scale, K: tl.constexpr, CHUNK: tl.constexpr, BV: tl.constexpr
 ):
     """BV columns of one head's gradient, all its K rows in registers. dh is that of the state at the end of each chunk."""

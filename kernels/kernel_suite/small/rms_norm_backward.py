@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved, multiprocessors
 
 
-@triton.jit
-def rms_norm_backward(
+@triton.jit  # type: ignore[untyped-decorator]
+def rms_norm_backward(  # type: ignore[no-untyped-def]
     dx_ptr, dw_ptr, dy_ptr, x_ptr, w_ptr, rstd_ptr, M, N, rows_per_program,
     BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip

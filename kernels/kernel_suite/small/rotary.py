@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def rotary(
+@triton.jit  # type: ignore[untyped-decorator]
+def rotary(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, cos_ptr, sin_ptr, length, heads,
     HALF: tl.constexpr, BACKWARD: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def rotary_interleaved(x_ptr, cos_ptr, sin_ptr, pairs, row_pairs, HALF: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def rotary_interleaved(x_ptr, cos_ptr, sin_ptr, pairs, row_pairs, HALF: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """BLOCK pairs, whichever tokens and heads they are of."""
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = pair < pairs

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def router_topk(
+@triton.jit  # type: ignore[untyped-decorator]
+def router_topk(  # type: ignore[no-untyped-def]
     logits_ptr, weights_ptr, ids_ptr, tokens, experts,
     TOPK: tl.constexpr, WIDTH: tl.constexpr, NORMALISE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def row_argmax(x_ptr, value_ptr, index_ptr, columns, stride, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def row_argmax(x_ptr, value_ptr, index_ptr, columns, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row to a program; each lane keeps its own best until the end."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)

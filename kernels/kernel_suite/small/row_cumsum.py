@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def row_cumsum(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def row_cumsum(x_ptr, out_ptr, columns, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row to a program."""
     start_of_row = tl.program_id(0).to(tl.int64) * columns
     before = 0.0

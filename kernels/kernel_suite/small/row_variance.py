@@ -16,7 +16,7 @@ from . import Inputs, moved
 
 
 @triton.jit
-def merged(mean_a, square_a, count_a, mean_b, square_b, count_b):
+def merged(mean_a, square_a, count_a, mean_b, square_b, count_b):  # type: ignore[no-untyped-def]
     """Two samples as one; one of them may be empty."""
     count = count_a + count_b
     share = tl.where(count > 0.0, count_b / tl.maximum(count, 1.0), 0.0)
@@ -24,8 +24,10 @@ def merged(mean_a, square_a, count_a, mean_b, square_b, count_b):
     return mean_a + apart * share, square_a + square_b + apart * apart * count_a * share, count
 
 
-@triton.jit
-def row_variance(x_ptr, mean_ptr, variance_ptr, columns, correction, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def row_variance(  # type: ignore[no-untyped-def]
+    x_ptr, mean_ptr, variance_ptr, columns, correction, BLOCK: tl.constexpr
+):
     """One row to a program. Each lane has a sample of its own, and all of them are merged in the end."""
     row = tl.program_id(0).to(tl.int64)
     mean = tl.zeros((BLOCK,), tl.float32)

@@ -16,13 +16,13 @@ from . import Inputs, moved
 
 
 @triton.jit
-def continued(started, total, starts, value):
+def continued(started, total, starts, value):  # type: ignore[no-untyped-def]
     """Two neighbouring stretches as one: the first counts unless a segment starts in the second."""
     return started | starts, tl.where(starts > 0, value, total + value)
 
 
-@triton.jit
-def segmented_cumsum(
+@triton.jit  # type: ignore[untyped-decorator]
+def segmented_cumsum(  # type: ignore[no-untyped-def]
     x_ptr, starts_ptr, out_ptr, rows, columns, x_stride, starts_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr
 ):
     """ROWS whole rows to a program, held in registers."""

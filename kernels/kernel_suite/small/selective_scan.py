@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def selective_scan(
+@triton.jit  # type: ignore[untyped-decorator]
+def selective_scan(  # type: ignore[no-untyped-def]
     x_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, skip_ptr, y_ptr, T, D, SKIP: tl.constexpr, N: tl.constexpr, BD: tl.constexpr
 ):
     """BD channels of one sequence, N states each. The step's size goes through softplus."""

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def sequence_mean(x_ptr, offsets_ptr, out_ptr, T, D, VARLEN: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def sequence_mean(  # type: ignore[no-untyped-def]
+    x_ptr, offsets_ptr, out_ptr, T, D, VARLEN: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):
     """BD channels of one sequence. A sequence without tokens has a mean of 0."""
     sequence = tl.program_id(1)
     if VARLEN:

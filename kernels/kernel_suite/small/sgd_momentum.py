@@ -17,8 +17,8 @@ from . import Inputs, moved
 RATE, MOMENTUM, DECAY = 0.1, 0.9, 5e-4
 
 
-@triton.jit
-def sgd_momentum(
+@triton.jit  # type: ignore[untyped-decorator]
+def sgd_momentum(  # type: ignore[no-untyped-def]
     p_ptr, g_ptr, buf_ptr, n, lr, momentum, weight_decay, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The buffer gathers gradients; parameters follow it."""

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def silu_and_mul(x_ptr, out_ptr, stride_x, stride_out, N, BLOCK_N: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def silu_and_mul(x_ptr, out_ptr, stride_x, stride_out, N, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
     """A part of one row."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def silu_and_mul_backward(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def silu_and_mul_backward(dy_ptr, x_ptr, dx_ptr, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """BLOCK elements of dy, and twice as many of x and its gradient."""
     pid = tl.program_id(0).to(tl.int64)
     offs = pid * BLOCK + tl.arange(0, BLOCK)

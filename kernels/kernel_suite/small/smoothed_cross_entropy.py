@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def smoothed_cross_entropy(
+@triton.jit  # type: ignore[untyped-decorator]
+def smoothed_cross_entropy(  # type: ignore[no-untyped-def]
     logits_ptr, labels_ptr, loss_ptr, lse_ptr, columns, stride, smoothing, ignored, BLOCK: tl.constexpr
 ):
     """One row: the logarithm of the sum of exponentials, and the sum of the logits themselves."""

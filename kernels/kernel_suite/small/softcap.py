@@ -17,8 +17,8 @@ from . import Inputs, moved
 CAP = 30.0
 
 
-@triton.jit
-def softcap(logits_ptr, stride, n_cols, cap, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def softcap(logits_ptr, stride, n_cols, cap, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """One row."""
     row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * stride
     for start in range(0, n_cols, BLOCK):

@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved, multiprocessors
 
 
-@triton.jit
-def softmax_backward(
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax_backward(  # type: ignore[no-untyped-def]
     dx_ptr, dy_ptr, y_ptr, stride, n_rows, n_cols,
     BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip

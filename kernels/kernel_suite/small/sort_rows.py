@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def sort_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def sort_rows(  # type: ignore[no-untyped-def]
     x_ptr, out_ptr, place_ptr, rows, columns, WIDTH: tl.constexpr, DESCENDING: tl.constexpr, ROWS: tl.constexpr
 ):
     """ROWS rows of whole numbers of 32 bits. What is equal keeps its order where ascending."""

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def stencil(u_ptr, out_ptr, height, width, rate, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def stencil(  # type: ignore[no-untyped-def]
+    u_ptr, out_ptr, height, width, rate, BLOCK_Y: tl.constexpr, BLOCK_X: tl.constexpr
+):
     """A tile of BLOCK_Y by BLOCK_X; neighbours come out of the cache."""
     y = tl.program_id(1) * BLOCK_Y + tl.arange(0, BLOCK_Y)[:, None]
     x = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)[None, :]

@@ -18,8 +18,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def top_p_mask(logits_ptr, out_ptr, top_p_ptr, columns, WIDTH: tl.constexpr, STEPS: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def top_p_mask(  # type: ignore[no-untyped-def]
+    logits_ptr, out_ptr, top_p_ptr, columns, WIDTH: tl.constexpr, STEPS: tl.constexpr
+):
     """One row, and p of its own. What is kept weighs at least p, and the threshold is as high as STEPS halvings tell."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, WIDTH)

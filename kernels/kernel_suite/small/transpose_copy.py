@@ -15,8 +15,8 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def transpose_copy(
+@triton.jit  # type: ignore[untyped-decorator]
+def transpose_copy(  # type: ignore[no-untyped-def]
     in_ptr, out_ptr, M, N, stride_in, stride_out, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One tile."""

@@ -15,8 +15,10 @@ from ..triton_kernel import Call, TritonKernel
 from . import Inputs, moved
 
 
-@triton.jit
-def upsample_nearest(x_ptr, out_ptr, total, height, width, SCALE: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def upsample_nearest(  # type: ignore[no-untyped-def]
+    x_ptr, out_ptr, total, height, width, SCALE: tl.constexpr, BLOCK: tl.constexpr
+):
     """BLOCK outputs of any plane."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     out_width = width * SCALE

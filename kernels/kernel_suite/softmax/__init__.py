@@ -16,8 +16,8 @@ from ..suite import Case
 from ..triton_kernel import Call, TritonKernel
 
 
-@triton.jit
-def softmax(out_ptr, x_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax(out_ptr, x_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Each element's exponential over the sum of its row's. Programs past the last row work on it again, to no harm."""
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1).to(tl.int64)
     column = tl.arange(0, BLOCK)[None, :]

@@ -23,8 +23,10 @@ MOST_HELD = 128  # by a thread: there they spill already, and compiling more tak
 LOWEST = tl.constexpr(-3e38)  # finite: what is -inf throughout then adds nothing, not NaN
 
 
-@triton.jit
-def summed(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def summed(  # type: ignore[no-untyped-def]
+    x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr
+):
     """Highest element and sum of exponentials less it, of the columns from `first` to before `last`, read once.
 
     The sum so far is scaled anew as higher elements come up. Where that is LATE, each lane has a maximum of its own, and
@@ -50,8 +52,8 @@ def summed(x, first, last, ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.con
     return high, total
 
 
-@triton.jit
-def whole_rows(y_ptr, x_ptr, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def whole_rows(y_ptr, x_ptr, rows, columns, ROWS: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]
     """Rows that are held in full. Rows past the last are the last again, to no harm."""
     row = tl.minimum(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows - 1).to(tl.int64)
     column = tl.arange(0, WIDTH)[None, :]
@@ -61,8 +63,8 @@ def whole_rows(y_ptr, x_ptr, rows, columns, ROWS: tl.constexpr, WIDTH: tl.conste
     tl.store(y_ptr + at, (power * (1.0 / tl.sum(power, 1))[:, None]).to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def rows_in_blocks(
+@triton.jit  # type: ignore[untyped-decorator]
+def rows_in_blocks(  # type: ignore[no-untyped-def]
     y_ptr, x_ptr, rows, columns,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, BACK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -78,8 +80,8 @@ def rows_in_blocks(
         tl.store(y + column, (tl.exp(value - high) * scale).to(y_ptr.dtype.element_ty), mask=column < columns)
 
 
-@triton.jit
-def parts_of_rows(
+@triton.jit  # type: ignore[untyped-decorator]
+def parts_of_rows(  # type: ignore[no-untyped-def]
     high_ptr, total_ptr, x_ptr, columns,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, LATE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -93,8 +95,10 @@ def parts_of_rows(
     tl.store(total_ptr + at, total)
 
 
-@triton.jit
-def normalise(y_ptr, x_ptr, high_ptr, total_ptr, columns, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def normalise(  # type: ignore[no-untyped-def]
+    y_ptr, x_ptr, high_ptr, total_ptr, columns, PARTS: tl.constexpr, BLOCK: tl.constexpr
+):
     """A block of one row, by the maxima and sums of all parts of the row."""
     blocks = tl.cdiv(columns, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)

@@ -20,13 +20,13 @@ from ..triton_kernel import Call, Output, SuiteKernel, TritonKernel, Variant
 
 
 @triton.jit
-def gated(gate, up):
+def gated(gate, up):  # type: ignore[no-untyped-def]
     """silu(gate) * up."""
     return gate * tl.sigmoid(gate) * up
 
 
-@triton.jit
-def two_sums(
+@triton.jit  # type: ignore[untyped-decorator]
+def two_sums(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, w_ptr, M, N, K, step,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -46,8 +46,8 @@ def two_sums(
     put(out_ptr, gated(gate, up), row, column, M, N, BM, BN)
 
 
-@triton.jit
-def one_wide_sum(
+@triton.jit  # type: ignore[untyped-decorator]
+def one_wide_sum(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, w_ptr, M, N, K, step,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -71,8 +71,8 @@ def one_wide_sum(
     put(out_ptr, gated(gate, up), row, column, M, N, BM, BN)
 
 
-@triton.jit
-def product(
+@triton.jit  # type: ignore[untyped-decorator]
+def product(  # type: ignore[no-untyped-def]
     both_ptr, x_ptr, w_ptr, M, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -83,8 +83,8 @@ def product(
     put(both_ptr + which * M * N, total, row, column, M, N, BM, BN)
 
 
-@triton.jit
-def gate_elements(out_ptr, both_ptr, elements, BLOCK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def gate_elements(out_ptr, both_ptr, elements, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """silu of the first half times the second, of BLOCK elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(both_ptr + at, mask=at < elements, other=0.0).to(tl.float32)

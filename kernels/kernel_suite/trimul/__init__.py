@@ -24,7 +24,7 @@ EPSILON = 1e-5
 
 
 @triton.jit
-def normed(value, inside, width, norm_ptr, column, epsilon):
+def normed(value, inside, width, norm_ptr, column, epsilon):  # type: ignore[no-untyped-def]
     """Layer norm of each row of a tile that holds the row in full; `norm_ptr` has the weights and then the biases."""
     mean = tl.sum(value, 1) / width
     centred = tl.where(inside, value - mean[:, None], 0.0)
@@ -34,8 +34,8 @@ def normed(value, inside, width, norm_ptr, column, epsilon):
     return centred * scale[:, None] * weight[None, :] + bias[None, :]
 
 
-@triton.jit
-def project(
+@triton.jit  # type: ignore[untyped-decorator]
+def project(  # type: ignore[no-untyped-def]
     left_ptr, right_ptr, gate_ptr, x_ptr, mask_ptr, norm_ptr, w_ptr, rows, pairs, C, H, epsilon, channel, pair,
     PM: tl.constexpr, PN: tl.constexpr, PK: tl.constexpr,
 ):  # fmt: skip
@@ -83,8 +83,10 @@ def project(
     tl.store(gate_ptr + (row * H)[:, None] + out[None, :], gate.to(tl.float16), mask=wanted)
 
 
-@triton.jit
-def multiply(product_ptr, left_ptr, right_ptr, n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]
+    product_ptr, left_ptr, right_ptr, n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
     """left right^T of one channel of one batch, which lie apart from the other channels."""
     base = tl.program_id(1).to(tl.int64) * n * n
     across = tl.cdiv(n, BN)
@@ -103,8 +105,8 @@ def multiply(product_ptr, left_ptr, right_ptr, n, BM: tl.constexpr, BN: tl.const
     tl.store(to, total.to(tl.float16), mask=(i < n)[:, None] & (j < n)[None, :])
 
 
-@triton.jit
-def multiply_channels(
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply_channels(  # type: ignore[no-untyped-def]
     product_ptr, left_ptr, right_ptr, n, H, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BH: tl.constexpr
 ):
     """left right^T of BH neighbouring channels at once, which lie side by side for each pair."""
@@ -124,8 +126,8 @@ def multiply_channels(
     tl.store(product_ptr + base + (i * n + j) * H + h, total.to(tl.float16), mask=(h < H) & (i < n) & (j < n))
 
 
-@triton.jit
-def finish(
+@triton.jit  # type: ignore[untyped-decorator]
+def finish(  # type: ignore[no-untyped-def]
     out_ptr, product_ptr, gate_ptr, norm_ptr, w_ptr, rows, pairs, C, H, epsilon, channel, pair,
     FM: tl.constexpr, FN: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -144,8 +146,8 @@ def finish(
         tl.store(to, tl.dot(value, w).to(tl.float16), mask=(row < rows)[:, None] & (column < C)[None, :])
 
 
-@triton.jit
-def normalise(
+@triton.jit  # type: ignore[untyped-decorator]
+def normalise(  # type: ignore[no-untyped-def]
     out_ptr, x_ptr, gate_ptr, norm_ptr, rows, pairs, width, gate_row, epsilon, channel, pair,
     GATED: tl.constexpr, RM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -161,8 +163,10 @@ def normalise(
     tl.store(out_ptr + (row * width)[:, None] + column[None, :], value.to(tl.float16), mask=inside)
 
 
-@triton.jit
-def matrix_product(out_ptr, x_ptr, w_ptr, rows, K, columns, PM: tl.constexpr, PN: tl.constexpr, PK: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def matrix_product(  # type: ignore[no-untyped-def]
+    out_ptr, x_ptr, w_ptr, rows, K, columns, PM: tl.constexpr, PN: tl.constexpr, PK: tl.constexpr
+):
     """x w, of matrices without gaps. Programs that run together share what they read of x."""
     across = tl.cdiv(columns, PN)
     row = (tl.program_id(0) // across).to(tl.int64) * PM + tl.arange(0, PM)
@@ -179,8 +183,10 @@ def matrix_product(out_ptr, x_ptr, w_ptr, rows, K, columns, PM: tl.constexpr, PN
     tl.store(to, total.to(tl.float16), mask=(row < rows)[:, None] & (column < columns)[None, :])
 
 
-@triton.jit
-def gate(left_ptr, right_ptr, projected_ptr, mask_ptr, rows, pairs, H, RM: tl.constexpr, RN: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def gate(  # type: ignore[no-untyped-def]
+    left_ptr, right_ptr, projected_ptr, mask_ptr, rows, pairs, H, RM: tl.constexpr, RN: tl.constexpr
+):
     """Gate and mask RM rows of what was projected, RN channels of them, and lay each channel apart."""
     row = tl.program_id(0).to(tl.int64) * RM + tl.arange(0, RM)
     h = tl.program_id(1) * RN + tl.arange(0, RN)
