@@ -57,7 +57,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="B",
         help=f"as FORECAST_AUTOTUNE_BUDGET; may be repeated; default: {', '.join(BUDGETS)}".replace("%", "%%"),
     )
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="selective", help="default: %(default)s")
+    parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        default="selective",
+        help="default: %(default)s, which tries every config where the budget is all",
+    )
     parser.add_argument(
         "--surrogate",
         default="auto",

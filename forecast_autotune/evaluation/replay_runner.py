@@ -24,18 +24,18 @@ from ..processes.side_by_side import side_by_side
 from ..protocols import Policy, Surrogate
 from ..tuning.failures import recordings_unreported
 from ..tuning.loop import tune
-from ..tuning.policies import Exhaustive, First, Selective, StoredOnly
+from ..tuning.policies import Exhaustive, First, StoredOnly, make_policy
 from . import traces
 from .recorded_space import RecordedSpace, read_space
 from .scores import against_median, score_forecasts, score_trust
 
-POLICIES: Mapping[str, Callable[[int], Policy]] = {
-    "selective": Selective,
-    "exhaustive": lambda _: Exhaustive(),
-    "stored": lambda _: StoredOnly(),
-    "first": lambda _: First(),
+POLICIES: Mapping[str, Callable[[Budget, int], Policy]] = {
+    "selective": lambda budget, seed: make_policy(budget, seed=seed),
+    "exhaustive": lambda *_: Exhaustive(),
+    "stored": lambda *_: StoredOnly(),
+    "first": lambda *_: First(),
 }
-"""Name to policy, made from the number of a run."""
+"""Name to policy, made from the budget and the number of a run; `selective` is what live runs have."""
 
 SCORES = ("accuracy", "off_by_one", "half_brier", "brier_skill", "crps7", "nll", "ece")
 TOPS = ("top_1_percent", "top_10_percent", "top_50_percent")
@@ -227,7 +227,7 @@ class ReplayPlan:
         run = replay(
             space,
             surrogate=self.surrogate(),
-            policy=POLICIES[self.policy](seed),
+            policy=POLICIES[self.policy](Budget(budget), seed),
             budget=budget,
             history=history,
             workers=self.workers,

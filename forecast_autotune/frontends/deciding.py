@@ -34,7 +34,7 @@ from ..store.sqlite import SqliteStore
 from ..tuning import decision_rule
 from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, stored_for_any_constexprs, tune
-from ..tuning.policies import Exhaustive, Selective, StoredOnly, SuggestedFirst
+from ..tuning.policies import StoredOnly, SuggestedFirst, make_policy
 from ..tuning.progress import show_progress
 from .informed import ask_limit_s, by_held_model, informed
 from .kept_models import keep_model
@@ -48,13 +48,6 @@ READING_S = 30.0  # for which `strict` waits at most for packs and a remote stor
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-def make_policy(budget: Budget, *, learns: bool = False) -> Policy:
-    """The policy that a budget calls for, where real calls may teach what is not known."""
-    if not budget.measures:
-        return StoredOnly("it is learned from real calls") if learns else StoredOnly()
-    return Exhaustive() if budget.all else Selective()
 
 
 def _with_suggestions(policy: Policy, job: Job, settings: Settings, budget: Budget, fleet: FleetStore | None) -> Policy:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from ..core.budget import Budget
 from ..core.config import Config
 from ..core.forecast import Forecast
 from ..core.job import Compile, Measure, Stop, View, log2_speedups
@@ -63,6 +64,18 @@ STOP_FROM, STOP_FROM_UNGROUNDED = 16, 50
 # and no config left has a chance of STALE_CHANCE to gain it. On eight spaces this spent half of a budget of 10 % and lost
 # 0.2 %; from 50 outcomes on, it spent 45 % and lost 0.4 %, but 3 % on a C++ GEMM of 400 configs.
 STALE_FROM, STALE, STALE_CHANCE = 150, 0.15, 0.2
+
+
+def make_policy(budget: Budget, *, seed: int = 0, learns: bool = False) -> Policy:
+    """The policy that a budget calls for, as live runs and replays have it.
+
+    Args:
+        seed: of the draws, where a policy draws.
+        learns: real calls may teach what is not known.
+    """
+    if not budget.measures:
+        return StoredOnly("it is learned from real calls") if learns else StoredOnly()
+    return Exhaustive() if budget.all else Selective(seed)
 
 
 class Exhaustive:

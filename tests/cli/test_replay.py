@@ -143,6 +143,16 @@ def test_measuring_everything_finds_the_best(trace: Path, capsys: pytest.Capture
     assert row["measured"] == 84
 
 
+def test_a_budget_of_all_measures_every_config_as_a_live_run_does(
+    trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, selective, none = report(
+        capsys, trace, *("--budget", "all"), *("--budget", "100%"), *("--budget", "0"), "--seeds", "1"
+    )["runs"]
+    assert [run["measured"] for run in (whole, none)] == [84, 0]
+    assert selective["measured"] < 84, "what `all` measures must not be the work of a policy that stops by itself"
+
+
 def test_recorded_failures_are_not_reported_again(trace: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert main(["replay", str(trace), "--budget", "all", "--seeds", "1", "--jobs", "1", "--json"]) == 0
