@@ -137,13 +137,13 @@ def _tasks(args: argparse.Namespace, budgets: Sequence[str]) -> list[Task]:
     ]
 
 
-def _jobs(args: argparse.Namespace) -> int:
-    """How many processes to use: one for a model that each would load, as many as named for a server that all ask."""
+def _jobs(args: argparse.Namespace) -> int | None:
+    """How many processes to use: only this one for a model that each would load, as many as named for a server."""
     loads = is_language_model(args.surrogate) and parse_model_name(args.surrogate).runs != "server"
-    return 1 if loads else int(args.jobs)
+    return None if loads else int(args.jobs)
 
 
-def _collect(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> tuple[dict[Task, Row], int]:
+def _collect(plan: ReplayPlan, tasks: Sequence[Task], jobs: int | None) -> tuple[dict[Task, Row], int]:
     """The rows of all tasks that finished, and the exit code."""
     done: dict[Task, Row] = {}
     try:

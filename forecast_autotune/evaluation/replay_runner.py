@@ -255,13 +255,18 @@ class ReplayPlan:
         }
 
 
-def work(plan: ReplayPlan, tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Row]]:
-    """Each task with its row, as they finish, over so many processes.
+def work(plan: ReplayPlan, tasks: Sequence[Task], jobs: int | None) -> Iterator[tuple[Task, Row]]:
+    """Each task with its row, as they finish.
 
+    Any number of processes gives the same rows: the libraries of each use one thread, for sums over several are rounded
+    otherwise.
+
+    Args:
+        jobs: how many processes; None for this one, with its threads, as for a model that each process would load.
     Raises:
         WorkerError: processes died twice in a row.
     """
-    if jobs == 1 or len(tasks) == 1:
+    if jobs is None:
         yield from ((task, plan.do(task)) for task in tasks)
         return
     yield from side_by_side(_do, tasks, jobs, partial(_begin, plan))

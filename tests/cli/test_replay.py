@@ -70,6 +70,12 @@ def fresh() -> None:
     read_space.cache_clear()
 
 
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays start no process: what a test puts in place of something, or listens to, is in this one."""
+    monkeypatch.setattr(replay, "_jobs", lambda _: None)
+
+
 def run(*arguments: object) -> int:
     return main(["replay", *map(str, arguments)])
 
@@ -153,9 +159,11 @@ def test_a_budget_of_all_measures_every_config_as_a_live_run_does(
     assert selective["measured"] < 84, "what `all` measures must not be the work of a policy that stops by itself"
 
 
-def test_recorded_failures_are_not_reported_again(trace: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recorded_failures_are_not_reported_again(
+    trace: Path, caplog: pytest.LogCaptureFixture, in_this_process: None
+) -> None:
     caplog.set_level(logging.INFO)
-    assert main(["replay", str(trace), "--budget", "all", "--seeds", "1", "--jobs", "1", "--json"]) == 0
+    assert run(trace, "--budget", "all", "--seeds", 1, "--json") == 0
     assert not [r for r in caplog.records if "configs tried failed" in r.getMessage()]
 
 
@@ -359,7 +367,7 @@ def test_each_surrogate_of_the_settings_may_be_replayed(name: str) -> None:
 
 
 def test_what_the_surrogate_was_fitted_on_is_reported(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_this_process: None
 ) -> None:
     class Fitted(Roofline):
         fitted_on = tuple(f"kernel{n}" for n in range(SHOWN_PRIORS + 3))
@@ -380,7 +388,8 @@ def test_only_what_holds_the_model_was_fitted_on_anything(
     assert told["priors"] == (list(shipped_prior().fitted_on) if fitted else [])
 
 
-def test_processes_give_what_one_gives(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_give_what_one_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = Path(__file__).parents[2] / "calibration" / "traces" / "softmax.few_rows.NVIDIA_H200.jsonl.gz"
     alone = report(capsys, trace, "--budget", "6", "--seeds", "2")
     assert run(trace, "--budget", "6", "--seeds", 2, "--json", "--jobs", 2) == 0
     together = json.loads(capsys.readouterr().out)
@@ -398,7 +407,7 @@ def test_a_table_is_for_people(trace: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_ctrl_c_prints_what_is_finished(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, in_this_process: None
 ) -> None:
     done = ReplayPlan.do
     calls = []
