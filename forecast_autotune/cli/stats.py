@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration, counted
-from ..errors import AutotuneError
+from ..core.text import error_text
+from ..errors import AutotuneError, InvalidInputError
 from ..features.kernel_kinds import KINDS
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         kind: score_pairs([pair for pair, own in zip(stats.pairs, stats.kinds, strict=True) if own == kind])
         for kind in sorted(set(stats.kinds), key=KINDS.index)
     }
-    model = _model()
+    model, trouble = _model()
     if arguments.json:
         told_below = ("path", "pairs", "kinds", "noise")
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in told_below}
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         shown["noise"] = {name: asdict(each) for name, each in stats.noise.items()}
         print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
     else:
-        _print(stats, scores, trust, kinds, learned, model)
+        _print(stats, scores, trust, kinds, learned, _model_facts(model, trouble))
     return OK
 
 
@@ -86,7 +87,7 @@ def _print(
     trust: TrustScores | None,
     kinds: Mapping[str, ForecastScores],
     learned: Mapping[str, Lessons],
-    model: Mapping[str, Any] | None,
+    model: Sequence[tuple[str, str]],
 ) -> None:
     decisions = sum(stats.decisions.values())
     failures = sum(stats.failures.values())
@@ -119,10 +120,7 @@ def _print(
         facts.append(("", f"{trust.coverage_50:.0%} measured inside the central 50 % of the forecast, "
                           f"{trust.coverage_90:.0%} inside 90 %; {_falling(trust.error_falls)}"))  # fmt: skip
     facts += [("", f"{kind}: {each.count} compared, {_honesty(asdict(each))}") for kind, each in kinds.items()]
-    if model is not None:
-        facts.append(("model", f"{model['version']}, {model['path']}"))
-        told = model["honesty_by_kind"].items()
-        facts += [("", f"{kind}, on {each['kernels']} kernels left out: {_honesty(each)}") for kind, each in told]
+    facts += model
     for kind, lessons in learned.items():
         facts.append(("correction", f"{kind}: {_correction_words(lessons.sigma_scale)}"))
         if lessons.past_log_density:
@@ -131,23 +129,53 @@ def _print(
     print_facts(facts)
 
 
-def _model() -> dict[str, Any] | None:
-    """The fitted model in use and what its card says of its honesty; None where it cannot be read, which `doctor` tells."""
+def _model() -> tuple[dict[str, Any] | None, str]:
+    """The fitted model in use and what its card says of its honesty, or None; and why it, or its card, cannot be read."""
     from ..settings import Settings
     from ..surrogates.prior import SHIPPED, held_prior, shipped_prior
 
     held = Settings.from_environment().model
     try:
         model = shipped_prior() if held is None else held_prior(held)
-    except (AutotuneError, OSError):
-        return None
+    except (AutotuneError, OSError) as err:
+        return None, error_text(err)
     path = SHIPPED if held is None or held == model.version else held
-    by_kind = model.card.get("honesty_by_kind", {})
-    return {"version": model.version, "path": str(path), "honesty_by_kind": by_kind}
+    named = {"version": model.version, "path": str(path)}
+    try:
+        return {**named, "honesty_by_kind": _honesty_by_kind(model.card)}, ""
+    except InvalidInputError as err:
+        return {**named, "honesty_by_kind": {}}, f"its card does not tell how honest it is: {err}"
+
+
+def _honesty_by_kind(card: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a model's card says of its honesty; nothing where it is of before there was such an entry.
+
+    Raises:
+        InvalidInputError: it is not what `make fit` writes.
+    """
+    from ..store.encoding import count_field, fields, number_field, optional_number
+
+    by_kind = fields(card.get("honesty_by_kind", {}), "honesty_by_kind")
+    for kind, each in by_kind.items():
+        what = f"honesty_by_kind of {kind!r}"
+        scores = fields(each, what)
+        count_field(scores, "kernels", what)
+        number_field(scores, "ece", what)
+        optional_number(scores, "brier_skill", what)
+    return by_kind
+
+
+def _model_facts(model: Mapping[str, Any] | None, trouble: str) -> list[tuple[str, str]]:
+    if model is None:
+        return [("model", trouble)]
+    facts = [("model", f"{model['version']}, {model['path']}")]
+    for kind, each in model["honesty_by_kind"].items():
+        facts.append(("", f"{kind}, on {each['kernels']} kernels left out: {_honesty(each)}"))
+    return [*facts, ("", trouble)] if trouble else facts
 
 
 def _honesty(scores: Mapping[str, Any]) -> str:
-    skill = "" if scores["brier_skill"] is None else f"skill {scores['brier_skill']:+.2f}, "
+    skill = "" if scores.get("brier_skill") is None else f"skill {scores['brier_skill']:+.2f}, "
     return f"{skill}calibration error {scores['ece']:.3f}"
 
 

@@ -39,8 +39,8 @@ class FileFormat:
         """
         if header.get("schema") != self.schema:
             raise InvalidInputError(f"{path} has the schema {shown(header.get('schema'))}: {accepted}")
-        if header.get("version") not in (self.version, *self.reads_too):
+        if header.get("version") not in (readable := sorted((self.version, *self.reads_too))):
             raise InvalidInputError(
                 f"{path} has version {shown(header.get('version'))}, this version of forecast_autotune reads "
-                f"{self.version}: {remedy}"
+                f"{', '.join(map(str, readable))}: {remedy}"
             )

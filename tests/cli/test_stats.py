@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from forecast_autotune.cli import main, replay
 from forecast_autotune.core.forecast import Forecast, Normal
 from forecast_autotune.frontends import informed
 from forecast_autotune.store.sqlite import SqliteStore
-from forecast_autotune.surrogates.prior import shipped_prior
+from forecast_autotune.surrogates.prior import SHIPPED, shipped_prior
 from forecast_autotune.surrogates.recalibrated import Recalibrated
 
 TRACE = Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz"
@@ -108,3 +109,76 @@ def test_replay_never_recalibrates(
     monkeypatch.setattr(replay, "_jobs", lambda _: None)  # in this process, where the surrogate is refused
     assert main(["replay", str(TRACE), "--budget", "4", "--seeds", "1", "--json"]) == 0
     assert "failed" not in capsys.readouterr().err
+
+
+HONEST = {"kernels": 3, "brier_skill": 0.1, "ece": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("x", "honesty_by_kind is 'x': it must be a JSON object"),
+        ([1], "honesty_by_kind is [1]: it must be a JSON object"),
+        ({"looping": 1}, "honesty_by_kind of 'looping' is 1: it must be a JSON object"),
+        ({"looping": {"kernels": 3, "brier_skill": 0.1}}, "has ece missing: it must be a number"),
+        ({"looping": {**HONEST, "ece": math.nan}}, "has ece nan: it must be finite"),
+        ({"looping": {**HONEST, "kernels": "3"}}, "has kernels '3': it must be a whole number"),
+    ],
+)
+def test_an_odd_card_of_a_model_is_named_and_the_model_too(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, told: object, reason: str
+) -> None:
+    document = json.loads(SHIPPED.read_text())
+    document["card"]["honesty_by_kind"] = told
+    path = store / "held.json"
+    path.write_text(json.dumps(document))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", str(path))
+    assert main(["stats", "--dir", str(store)]) == 0
+    out = capsys.readouterr().out
+    assert str(path) in out
+    assert "its card does not tell how honest it is: " in out
+    assert reason in out
+    assert main(["stats", "--dir", str(store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["honesty_by_kind"] == {}
+
+
+def test_a_card_without_skill_of_a_kind_is_read(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = json.loads(SHIPPED.read_text())
+    document["card"] = {"honesty_by_kind": {"looping": {**HONEST, "brier_skill": None}}}
+    path = store / "held.json"
+    path.write_text(json.dumps(document))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", str(path))
+    assert main(["stats", "--dir", str(store)]) == 0
+    assert "looping, on 3 kernels left out: calibration error 0.050" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (None, "there is no file"),
+        ("{", "is no model"),
+        (
+            '{"schema":"forecast_autotune.prior","version":1}',
+            "has version 1, this version of forecast_autotune reads 2, 3, 4",
+        ),
+    ],
+)
+def test_why_a_held_model_cannot_be_read_stands_in_its_line(
+    store: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    text: str | None,
+    reason: str,
+) -> None:
+    path = store / "held.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", str(path))
+    assert main(["stats", "--dir", str(store)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("model")]
+    assert str(path) in line
+    assert reason in line
+    assert main(["stats", "--dir", str(store), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] is None
