@@ -160,7 +160,10 @@ class Store(Protocol):
         """The newest outcome of each config of this job, whatever space it was tried in."""
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
-        """Recordings of the same program at other keys, on other hardware, under other toolchains, in older source."""
+        """Recordings of the same program at other keys, on other hardware, under other toolchains, in older source.
+
+        Of many, those that `features.likeness` ranks first will do: forecasts read no others.
+        """
 
     def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None

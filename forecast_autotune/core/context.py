@@ -30,7 +30,7 @@ class ForecastContext:
     Attributes:
         job: the workload, its space, the hardware and the toolchain.
         recordings: outcomes of the same program at other keys, on other hardware, under another toolchain or in older
-            source. Outcomes of this very job come with each call of `predict`.
+            source; of many, the most alike. Outcomes of this very job come with each call of `predict`.
         past_log_density: mean log density of each surrogate's past forecasts on this kind of hardware, nats per outcome, by
             name; a surrogate without a past is missing.
         knob_effects: what single changes of knobs did in earlier runs.

@@ -11,6 +11,7 @@ from ..core.hardware import REHEARSAL_KINDS
 from ..core.job import Job, Recording
 from ..core.outcome import Failure, Outcome
 from ..errors import InvalidInputError
+from ..features.likeness import SAME_PRODUCT, SOURCES, hardware_likeness, ranked
 from . import encoding
 from .calibration_pairs import WINDOW
 from .encoding import from_text
@@ -25,6 +26,9 @@ RELATED_OUTCOMES = 5_000
 """Outcomes of other places read to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
 samples each took 0.7 s (two busy cores)."""
 
+KEYS_COMPARED = 5_000
+"""Tuning keys of other places compared with a job's: the same source first, then the same hardware, then the newest."""
+
 NEWEST = 5_000
 """Outcomes read for a job. Reading and mining them takes 0.5 s (150 samples each, two busy cores); a language model needs
 more for a few answers."""
@@ -36,7 +40,10 @@ _ROWS = (
 
 
 def related_recordings(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
-    """Recordings of the program's name at other places: the same source first, then the same hardware, then the newest.
+    """Recordings of the program's name at other places: those that count most for the job, as many as forecasts read.
+
+    One more, where none of those was made on the job's product and another was. Of recordings that count alike, the same
+    source goes first, then the newest.
 
     Rehearsals are left out: no time of theirs says anything of a device. A rehearsal sees its own kind alone.
     """
@@ -46,26 +53,36 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
         "SELECT workload.id, outcome.hardware, outcome.toolchain, count(*) FROM program"
         " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.id"
         " WHERE program.name = ? GROUP BY 1, 2, 3"
-        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware IS ?) DESC, max(outcome.id) DESC",
-        (job.workload.program.name, job.workload.program.digest, own[-1][1] if own else None),
+        " ORDER BY max(program.digest = ?) DESC, max(outcome.hardware IS ?) DESC, max(outcome.id) DESC LIMIT ?",
+        (job.workload.program.name, job.workload.program.digest, own[-1][1] if own else None, KEYS_COMPARED),
     )
     reader = KeyReader(connection)
-    recordings: list[Recording] = []
-    rows_left = RELATED_OUTCOMES
+    keys: list[TuningKey] = []
+    stored: list[tuple[Ids, int]] = []
     for workload, hardware, toolchain, rows in groups:
         ids = workload, hardware, toolchain
-        if ids in own or rows_left <= 0:
+        if ids in own:
             continue
         try:
-            place = reader.read(*ids)
+            key = reader.read(*ids)
         except InvalidInputError as err:
             complain(str(err))
             continue
-        if not _bears_on(place, job):
+        if _bears_on(key, job):
+            keys.append(key)
+            stored.append((ids, rows))
+    recordings: list[Recording] = []
+    rows_left = RELATED_OUTCOMES
+    own_product = False
+    for _, place in ranked(job, keys):
+        same_product = hardware_likeness(job.hardware, keys[place].hardware) == SAME_PRODUCT
+        if rows_left <= 0 or (len(recordings) >= SOURCES and (own_product or not same_product)):
             continue
-        recording = recording_at(connection, place, ids, complain, limit=rows_left)
+        ids, rows = stored[place]
+        recording = recording_at(connection, keys[place], ids, complain, limit=rows_left)
         if recording is not None:
             rows_left -= rows
+            own_product |= same_product
             recordings.append(recording)
     return recordings
 

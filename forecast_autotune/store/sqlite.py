@@ -154,7 +154,7 @@ class SqliteStore:
         return {**on_scale_of(own, packed, job.space.default), **own}
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
-        """The same program at other keys, on other hardware, under other toolchains, or in older source."""
+        """The same program at other keys, on other hardware, under other toolchains, or in older source: the most alike."""
 
         def read(connection: sqlite3.Connection) -> list[Recording]:
             return related_recordings(connection, job, self.connection.complain)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
 from ..core.context import ForecastContext
-from ..core.hardware import Hardware
 from ..core.job import Job, Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
 from ..features.knob_matrix import knob_matrix
+from ..features.likeness import (
+    OTHER,
+    SAME_PRODUCT,
+    SAME_VENDOR,
+    SOURCES,
+    hardware_likeness,
+    likeness_at_any_size,
+    ranked,
+)
 from .gaussian_process import FITTED_ON, KnownOutcomes, choose_shape, most_telling, predict, share_of_failures
 from .gp_residual import OFFSET, OWN_SIGMA
 
@@ -23,17 +31,14 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 GUESS = 0.8  # deviation of log2 speed-ups over a space nothing is known of: the eight recorded spaces have 0.12 to 2.1
-SOURCES = 8  # recordings read, the most alike first
 FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that failed in a recording stands
 
-SAME_PRODUCT, SAME_VENDOR, OTHER = 1.0, 0.2, 0.02  # weights of recordings by hardware
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
 DOUBT = 0.1  # a prediction holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
 USUAL_SPREAD = 0.6  # deviation of log2 speed-ups over a space for which floors hold
 LEAST_SPREAD = 0.2  # share of a floor that is left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
 RESULT_COUNT = 6  # outcomes after which recordings are weighted by how well they predicted them, at most squared
-KEY_HALVES_PER = 2.0  # octaves between two sizes over which a recording's weight halves (suite, sizes left out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,7 @@ class CombinedPrediction:
 
 def most_alike(job: Job, recordings: Sequence[Recording]) -> list[tuple[float, Recording]]:
     """The recordings that count most for a job, with what they count."""
-    ranked = sorted(((likeness(job, r), i) for i, r in enumerate(recordings)), key=lambda each: (-each[0], each[1]))
-    return [(weight, recordings[i]) for weight, i in ranked[:SOURCES]]
+    return [(weight, recordings[place]) for weight, place in ranked(job, recordings)[:SOURCES]]
 
 
 def read(
@@ -135,7 +139,7 @@ def read(
         mean[failed] = y.min() - FAILED_BELOW - expected[failed]
     mean[at], sigma[at], fail[at], fail[failed] = missed, OWN_SIGMA, 0.0, 1.0
     mean = mean + expected_of_job
-    return SourcePrediction(mean - mean[0], sigma, fail, weight, _likeness_at_any_size(job, recording))
+    return SourcePrediction(mean - mean[0], sigma, fail, weight, likeness_at_any_size(job, recording))
 
 
 def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Config, Outcome]) -> CombinedPrediction:
@@ -182,54 +186,6 @@ def by_other_hardware(combined: CombinedPrediction | None, context: ForecastCont
     None where there are none, or one of them was made on the job's own hardware.
     """
     job = context.job
-    if combined is None or any(
-        _hardware_likeness(job.hardware, r.hardware) == SAME_PRODUCT for r in context.recordings
-    ):
+    if combined is None or any(hardware_likeness(job.hardware, r.hardware) == SAME_PRODUCT for r in context.recordings):
         return None
     return combined.mean
-
-
-def likeness(job: Job, recording: Recording) -> float:
-    """How much a recording counts for a job: hardware above all, then key, program text and toolchain."""
-    return _likeness_at_any_size(job, recording) * _key_likeness(job.workload.key, recording.workload.key)
-
-
-def _likeness_at_any_size(job: Job, recording: Recording) -> float:
-    return (
-        _hardware_likeness(job.hardware, recording.hardware)
-        * (1.0 if job.workload.program.digest == recording.workload.program.digest else 0.5)
-        * (1.0 if job.toolchain.digest == recording.toolchain.digest else 0.8)
-    )
-
-
-def _hardware_likeness(a: Hardware, b: Hardware) -> float:
-    if a.name == b.name and a.capability == b.capability:
-        return SAME_PRODUCT
-    return SAME_VENDOR if a.kind == b.kind else OTHER
-
-
-def _key_likeness(a: Mapping[str, object], b: Mapping[str, object]) -> float:
-    """Halved for every two octaves between the numbers of two keys, and for each other difference; at least 1/64."""
-    mine, theirs = dict(_numbers(a)), dict(_numbers(b))
-    octaves = 0.0
-    for name in mine.keys() | theirs.keys():
-        x, y = mine.get(name), theirs.get(name)
-        if x == y:
-            continue
-        if isinstance(x, (int, float)) and isinstance(y, (int, float)) and x > 0 and y > 0:
-            octaves += abs(math.log2(x) - math.log2(y))
-        else:
-            octaves += KEY_HALVES_PER
-    return float(0.5 ** min(octaves / KEY_HALVES_PER, 6.0))
-
-
-def _numbers(key: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The entries of a key; of a tensor its type and extents, for strides mostly follow from these."""
-    for name, value in key.items():
-        if isinstance(value, Mapping) and "shape" in value:
-            yield f"{name} dtype", value.get("dtype")
-            yield from ((f"{name} {i}", extent) for i, extent in enumerate(value["shape"]))
-        elif name == "given constexprs" and isinstance(value, Mapping):
-            yield from value.items()
-        else:
-            yield name, value

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contracts.store_contract import SPACE, StoreContract, a_decision, a_job, a_measurement
@@ -21,14 +22,17 @@ from faults.stores import in_child, told_by
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.forecast import Forecast
-from forecast_autotune.core.hardware import Toolchain
+from forecast_autotune.core.hardware import Hardware, Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.errors import InvalidInputError, StoreWarning
+from forecast_autotune.features.likeness import SOURCES
 from forecast_autotune.settings import Settings
 from forecast_autotune.store import database, encoding, filesystem, process_hooks, recordings, schema, textfile
 from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
+from forecast_autotune.store.rows import TuningKey
 from forecast_autotune.store.sqlite import MOST_OPEN, SqliteStore, open_local_store
+from forecast_autotune.surrogates.transfer import most_alike
 
 
 class TestFile(StoreContract):
@@ -270,11 +274,53 @@ def test_related_recordings_stop_at_a_limit_and_begin_with_the_closest(
 ) -> None:
     monkeypatch.setattr(recordings, "RELATED_OUTCOMES", 3)
     with SqliteStore(tmp_path) as store:
-        for job in (a_job(key={"n": 1}), a_job(source="older"), a_job(key={"n": 2})):
+        for job in (a_job(key={"n": 2048}), a_job(key={"n": 256}), a_job(key={"n": 512}, source="older")):
             store.record_outcome(job, "run", SPACE[0], a_measurement(), None)
             store.record_outcome(job, "run", SPACE[1], a_measurement(), None)
         found = store.related_recordings(a_job())
-        assert [(r.workload.key["n"], list(r.outcomes)) for r in found] == [(2, list(SPACE[:2])), (1, [SPACE[0]])]
+        assert [(r.workload.key["n"], list(r.outcomes)) for r in found] == [(2048, list(SPACE[:2])), (256, [SPACE[0]])]
+        monkeypatch.setattr(recordings, "KEYS_COMPARED", 1)
+        assert [r.workload.key["n"] for r in store.related_recordings(a_job())] == [256], (
+            "the newest of the same source"
+        )
+
+
+def test_of_many_recordings_those_that_forecasts_read_are_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[TuningKey] = []
+
+    def recording_at(connection: Any, place: TuningKey, *arguments: Any, **options: Any) -> Any:
+        decoded.append(place)
+        return decode(connection, place, *arguments, **options)
+
+    decode = recordings.recording_at
+    monkeypatch.setattr(recordings, "recording_at", recording_at)
+    a100 = Hardware(kind="cuda", name="NVIDIA A100", units=108)
+    with SqliteStore(tmp_path) as store:
+        for octave in range(1, 40):
+            job = a_job(key={"n": 2**octave}, **({} if octave % 3 == 1 else {"source": "older"}))
+            store.record_outcome(job, "run", SPACE[0], a_measurement(20.0), None)
+            store.record_outcome(replace(job, hardware=a100), "run", SPACE[0], a_measurement(), None)
+        found = store.related_recordings(a_job())
+        assert len(found) == len(decoded) == SOURCES
+        assert [recording for _, recording in most_alike(a_job(), found)] == found
+        monkeypatch.setattr(recordings, "SOURCES", 1_000)
+        every = store.related_recordings(a_job())
+    assert len(every) == 78
+    assert [recording for _, recording in most_alike(a_job(), every)] == found
+
+
+def test_a_recording_of_the_own_product_is_among_those_of_many_others(tmp_path: Path) -> None:
+    a100 = Hardware(kind="cuda", name="NVIDIA A100", units=108)
+    far = {f"x{number}": "other" for number in range(9)}  # a key as far away as can be
+    with SqliteStore(tmp_path) as store:
+        store.record_outcome(a_job(key=far, source="older"), "run", SPACE[0], a_measurement(), None)
+        for number in range(SOURCES + 2):
+            job = a_job(hardware=a100, key={"n": 4096 + number})
+            store.record_outcome(job, "run", SPACE[0], a_measurement(), None)
+        found = store.related_recordings(a_job())
+    assert [r.hardware.name for r in found] == ["NVIDIA A100"] * SOURCES + ["NVIDIA H200"]
 
 
 def test_one_store_for_each_folder_in_a_process_and_none_in_mode_forecast(tmp_path: Path) -> None:
