@@ -104,6 +104,10 @@ def _with_space(
 
     bound = inspect.signature(cpp_extension.load_inline).bind(name, cpp_sources, *torch_args, **torch_kwargs)
     arguments = {name: _without_paths(value) for name, value in bound.arguments.items()}
+    # The program may work in another folder at the first call; torch's load_inline builds at once.
+    arguments["extra_include_paths"] = [*map(os.path.abspath, arguments.get("extra_include_paths") or ())]
+    if arguments.get("build_directory"):
+        arguments["build_directory"] = os.path.abspath(arguments["build_directory"])
     if arguments.pop("sycl_sources", None):
         raise InvalidInputError(f"{name} has sycl_sources: a space of variants takes C++ and CUDA sources")
     functions = _functions(arguments.pop("functions", None))

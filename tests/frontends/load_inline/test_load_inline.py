@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -388,6 +389,26 @@ def test_a_key_without_json_form_is_named(toy: Toy) -> None:
 def test_paths_may_be_given_as_paths(toy: Toy) -> None:
     module = load(toy, ["plain"], build_directory=toy.builds, extra_include_paths=[toy.builds])
     assert module.mode() == 0
+
+
+def test_relative_paths_are_of_the_folder_where_they_were_given(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "nothing.h").touch()
+    monkeypatch.chdir(tmp_path)
+    kernel = f'#include "nothing.h"\n{KERNEL}'
+    builds = os.path.relpath(toy.builds)
+    relative, absolute = (
+        load(toy, ["plain"], kernel_sources=kernel, extra_include_paths=[folder], build_directory=builds)
+        for folder in ("include", tmp_path / "include")
+    )
+    assert relative.mode.program == absolute.mode.program, "what is decided for one counts for the other"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert relative.mode() == 0
+    assert not [*tmp_path.rglob("*.so")]
+    assert relative.mode.compiler("cpu").root.is_relative_to(toy.builds)
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan")])
