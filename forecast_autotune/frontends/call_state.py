@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..core.module_names import module_name
 from ..processes.machine import usable_cores
-from .call_tensors import holds_leaves, leaves_of_call, tensors_of_call
+from .call_tensors import holds_leaves, is_fake, leaves_of_call, tensors_of_call
 from .keys import NoKeyError
 from .reached import ReachedByCalls
 
@@ -96,8 +96,8 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
     """A function from a call's arguments to the fields of its `CallState`, as a plain tuple, which takes less to make.
 
     It returns None under a transform of torch.func and in forward-mode autograd: a tensor stands for several there, or
-    carries a derivative, and a variant may lose either. It raises what torch raises where a tensor has no address, as of a
-    fake or a sparse one, and `NoKeyError` for a conjugate or negative view.
+    carries a derivative, and a variant may lose either. It raises what torch raises where a tensor has no address, as a
+    sparse one has none, and `NoKeyError` for a fake tensor and for a conjugate or negative view.
     """
     import torch
     from torch._C import _is_any_autocast_enabled as any_autocast
@@ -128,6 +128,8 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
                     if isinstance(value, module):
                         modules.append(value)
                     continue
+                if is_fake(value):
+                    raise NoKeyError("an argument is a fake tensor")
                 subclasses += ((len(tensors), f"{module_name(kind)}.{kind.__qualname__}"),)
             if value.requires_grad:
                 followed += (len(tensors),)

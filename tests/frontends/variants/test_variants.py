@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
@@ -551,8 +552,13 @@ def test_fake_tensors_take_what_is_decided_and_measure_nothing(timed: list[Any])
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     double = fa.variants([lazy, quick])
-    with FakeTensorMode():
-        assert double(torch.empty(5, 6)).shape == (5, 6)
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.set_warn_always(True)  # not only at the first question of the process
+        try:
+            assert double(torch.empty(5, 6)).shape == (5, 6)
+        finally:
+            torch.set_warn_always(False)
     symbolic = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False).from_tensor(X)
     assert type(symbolic.shape[0]) is torch.SymInt
     assert double(symbolic).shape == symbolic.shape
