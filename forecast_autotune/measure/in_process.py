@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import time
@@ -222,6 +223,8 @@ class InProcessAttempt:
         began = time.perf_counter()
         with self._arguments.seeing_writes():
             self._returned = returned = launch.call()
+        if inspect.iscoroutine(returned):
+            returned.close()  # nobody will await it, of which Python would warn
         self._clock.synchronize()
         self._last_us = (time.perf_counter() - began) * 1e6
         self._returns = has_tensors(returned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import dataclasses
@@ -365,6 +366,20 @@ def test_a_generator_cannot_be_compared_so_the_default_runs() -> None:
         results = list(tuned(torch.ones(2)))
     assert results[2].tolist() == [3.0, 3.0]
     assert not tuned.decisions
+
+
+def test_a_coroutine_cannot_be_compared_and_none_is_left_unawaited() -> None:
+    async def doubled(x: Any) -> Any:
+        return x * 2
+
+    async def added(x: Any) -> Any:
+        return x + x
+
+    tuned = fa.variants([doubled, added])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", TuningWarning)
+        assert asyncio.run(tuned(torch.ones(2))).tolist() == [2, 2]
 
 
 class Linear(torch.nn.Module):
