@@ -33,10 +33,19 @@ def identity_of(path: Path) -> Identity | None:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for this user alone, and those above it that are missing; one that is there already keeps its mode."""
+    """A folder for this user alone, and those above it that are missing; one that is there already keeps its mode.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     if not folder.parent.exists():
         make_folder(folder.parent)  # `parents=True` would make these for everybody
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:  # as in /proc, which some containers name as a home
+        raise OSError(
+            f"no folder can be made in {folder.parent}: name another; for a store in FORECAST_AUTOTUNE_DIR, or set HOME"
+        ) from None
 
 
 def make_file(path: Path) -> None:

@@ -516,6 +516,12 @@ def test_an_export_avoids_a_foreseeable_name_that_somebody_took(tmp_path: Path) 
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"out.jsonl": "ours\n", taken.name: "another's"}
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no folder can be made in /proc")
+def test_a_home_that_takes_no_folder_is_told_by_its_variable() -> None:
+    with pytest.warns(StoreWarning, match=r"no folder can be made in /proc: .*FORECAST_AUTOTUNE_DIR.*HOME"):
+        SqliteStore(Path("/proc/.cache/forecast_autotune")).record_decision(a_job(), a_decision(a_job()))
+
+
 @pytest.mark.parametrize("folder", ["/proc/self/fd", "fd"])
 def test_a_link_that_every_program_needs_is_not_replaced(tmp_path: Path, folder: str) -> None:
     stdout = tmp_path / "stdout"
