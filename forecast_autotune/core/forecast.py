@@ -202,3 +202,7 @@ class Abstention:
 
     source: str
     reason: str
+
+
+class MadeForecasts(Sequence[Forecast | Abstention]):
+    """Forecasts of configs that are made when they are looked at, of arrays of floats: they need no check."""

@@ -8,12 +8,11 @@ from types import MappingProxyType
 
 from ..core.config import Config
 from ..core.context import ForecastContext
-from ..core.forecast import Abstention, Forecast
+from ..core.forecast import Abstention, Forecast, MadeForecasts
 from ..core.job import Job, Recording
 from ..core.outcome import Evidence, Outcome
 from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import InvalidInputError
-from ..features.forecast_columns import ForecastTable
 from ..protocols import Surrogate, SurrogateSession
 
 log = logging.getLogger(__name__)
@@ -74,7 +73,7 @@ class Forecaster:
         answer = self._session.predict(MappingProxyType(outcomes), MappingProxyType(evidence))
         if len(answer) != len(space):
             raise InvalidInputError(f"it answered for {len(answer)} of {len(space)} configs")
-        if isinstance(answer, ForecastTable):  # of floats, and made by surrogates of this package
+        if isinstance(answer, MadeForecasts):
             return answer
         return [_checked(forecast) for forecast in answer]
 
