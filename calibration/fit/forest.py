@@ -72,18 +72,18 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 LEFT_OUT = REPOSITORY / "build" / "priors"
-TREES, LEAVES, LEAST_IN_A_LEAF = 120, 600, 5
+TREES, LEAVES, MIN_IN_A_LEAF = 120, 600, 5
 CUDA_TREES = 1 / 3  # of those for Triton
 TREES_FOR_A_NETWORK = 20  # 6 networks beside 120 trees, which take about as long to fit
-MOST_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
+MAX_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
 TRAITS_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
 WIDTH = Width(constant=0.2, disagreement=1.05, space=0.0, distance=0.7)  # as `fit_width` finds it on the corpus
 JUDGED = 30  # configs of a trace that the width is fitted on, evenly spaced: most are alike
 KERNEL_ROUNDS, SIZE_ROUNDS = 10, 3  # fits in which all kernels are left out once, and all sizes
-LEAST_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
-MOST_BYTES = 3_000_000
+MIN_KERNELS = 3  # of fewer, hardly any are left to fit on when one is left out
+MAX_BYTES = 3_000_000
 
 # What is expected of the rules before the suite is looked at, in octaves of time for each unit. A warp with half its lanes
 # idle takes as long for half the work, nearly; the others are of the size that guides and practice report.
@@ -252,10 +252,10 @@ def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int =
     for number in range(trees if kernels else 0):
         seen = random.permutation(len(kernels))[: max(1, round(KERNELS_SEEN * len(kernels)))]
         rows = np.flatnonzero(np.isin(of_kernel, seen))
-        rows = np.sort(random.permutation(rows)[:MOST_ROWS])
+        rows = np.sort(random.permutation(rows)[:MAX_ROWS])
         tree = ExtraTreeRegressor(
             max_features=TRAITS_TRIED,
-            min_samples_leaf=LEAST_IN_A_LEAF,
+            min_samples_leaf=MIN_IN_A_LEAF,
             max_leaf_nodes=LEAVES,
             random_state=trees * seed + number,
         )
@@ -617,10 +617,10 @@ def fit_and_score(
     chosen = tuple(dict.fromkeys(paths))
     examples = read_examples(chosen)
     kernels = sorted({e.kernel for e in examples})
-    if len(kernels) < LEAST_KERNELS:
+    if len(kernels) < MIN_KERNELS:
         raise InvalidInputError(
             f"{len(chosen)} traces are of {len(kernels)} kernels ({', '.join(kernels) or 'none'}): to leave each out once, "
-            f"name traces of at least {LEAST_KERNELS}"
+            f"name traces of at least {MIN_KERNELS}"
         )
     by_kernel, by_size = kernels_left_out(examples), sizes_left_out(examples)
     rounds = [frozenset[int](), *by_kernel, *by_size]
@@ -710,9 +710,9 @@ def main(words: Sequence[str] | None = None) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)  # before minutes are spent
         prior, card, without = fit_and_score(given.traces or corpus_paths(), trees=given.trees, jobs=given.jobs)
         text = prior_text(prior, card=card)
-        if len(text) > MOST_BYTES:
+        if len(text) > MAX_BYTES:
             raise InvalidInputError(
-                f"the model would take {len(text)} bytes, of {MOST_BYTES} it may: fit fewer than {given.trees} trees"
+                f"the model would take {len(text)} bytes, of {MAX_BYTES} it may: fit fewer than {given.trees} trees"
             )
         _write(target, text)
         if given.left_out:

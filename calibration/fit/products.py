@@ -50,11 +50,11 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 TREES = 40  # and 2 networks; 120 trees are 0.1 % better
-MOST_OF_A_SHAPE = 60  # configs that are fitted on, drawn at random
+MAX_OF_A_SHAPE = 60  # configs that are fitted on, drawn at random
 LIBRARY_COUNTS = 10  # configs: where it stands among them decides what is chosen unmeasured
 ROUNDS = 5
 BUDGETS = (2, 4, 8)
-LEAST_CONFIGS = 10  # of a shape with fewer nothing is learned
+MIN_CONFIGS = 10  # of a shape with fewer nothing is learned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
                 fast_accum=dtype == FP8_FAST,
             )  # fmt: skip
             times = {_config(config): us for config, us in row["times_us"] if config != "addmm"}
-            if len(times) < LEAST_CONFIGS:
+            if len(times) < MIN_CONFIGS:
                 continue
             space = Space(times, default=LIBRARY)
             features = product_features(product, [config.knobs for config in space], hardware)
@@ -140,7 +140,7 @@ def fit(recorded: Sequence[Recorded], *, trees: int = TREES) -> Prior:
     draw = np.random.default_rng(0)
     examples = []
     for each in recorded:
-        some = np.sort(draw.permutation(np.arange(1, each.times_us.size))[: MOST_OF_A_SHAPE - 1])
+        some = np.sort(draw.permutation(np.arange(1, each.times_us.size))[: MAX_OF_A_SHAPE - 1])
         rows = np.concatenate([np.zeros(LIBRARY_COUNTS + 1, dtype=int), some])
         log2_time = np.log2(each.times_us)[rows]
         examples.append(

@@ -33,7 +33,7 @@ from forecast_autotune.frontends.inductor.template_kernels import GROUP_M, produ
 from ..tiles import FP8, FP8_FAST, Tile, is_fp8, itemsize, short_list
 
 SHARED_BYTES = 227 << 10  # of one block on sm_90
-MOST_PRODUCTS = 255  # 32-bit registers of a thread that sums may take
+MAX_PRODUCTS = 255  # 32-bit registers of a thread that sums may take
 SEED = 7
 
 # Beside Inductor's short list: BLOCK_M, BLOCK_N, BLOCK_K, num_stages, num_warps.
@@ -87,13 +87,13 @@ BATCHED = (  # batch, m, n, k: attention by hand, and experts
     (8, 512, 2048, 512), (8, 64, 14336, 4096), (64, 16, 1408, 2048), (64, 128, 1408, 2048), (8, 256, 4096, 4096),
     (32, 1, 1024, 128), (32, 1, 128, 4096), (48, 77, 77, 64), (24, 256, 256, 256), (4, 2048, 2048, 2048), (96, 49, 49, 32),
 )  # fmt: skip
-MOST_FLOPS = {"bf16": 3e12, "fp16": 3e12, "tf32": 6e11, "fp32": 1e11, FP8: 6e12, FP8_FAST: 6e12}
+MAX_FLOPS = {"bf16": 3e12, "fp16": 3e12, "tf32": 6e11, "fp32": 1e11, FP8: 6e12, FP8_FAST: 6e12}
 SHARES = {  # of kinds: dtype, and layout or "batched"
     ("bf16", "nt"): 0.42, ("bf16", "nn"): 0.13, ("bf16", "tn"): 0.12, ("fp16", "nt"): 0.08, ("tf32", "nt"): 0.07,
     ("fp32", "nt"): 0.08, ("bf16", "batched"): 0.1,
 }  # fmt: skip
 SHARES_OF_FP8 = {(FP8, "nt"): 0.5, (FP8_FAST, "nt"): 0.5}  # the library takes no other layout
-MOST_ELEMENTS = 1 << 28
+MAX_ELEMENTS = 1 << 28
 
 
 def shapes(count: int, shares: Mapping[tuple[str, str], float] = SHARES) -> list[Shape]:
@@ -113,7 +113,7 @@ def shapes(count: int, shares: Mapping[tuple[str, str], float] = SHARES) -> list
         elements = max(shape.m * shape.k, shape.k * shape.n, shape.m * shape.n) * shape.batch
         if is_fp8(dtype) and (n % 16 or k % 16):  # the library takes none
             continue
-        if 2.0 * shape.batch * m * n * k <= MOST_FLOPS[dtype] and elements <= MOST_ELEMENTS:
+        if 2.0 * shape.batch * m * n * k <= MAX_FLOPS[dtype] and elements <= MAX_ELEMENTS:
             chosen[shape] = None
     return list(chosen)
 
@@ -135,7 +135,7 @@ def tiles(dtype: str) -> list[Tile]:
 def _fits(tile: Tile, size: int) -> bool:
     block_m, block_n, block_k, stages, warps = tile
     shared = (block_m + block_n) * block_k * size * max(1, stages)
-    return shared <= SHARED_BYTES and block_m * block_n <= MOST_PRODUCTS * 32 * warps
+    return shared <= SHARED_BYTES and block_m * block_n <= MAX_PRODUCTS * 32 * warps
 
 
 def suits(tile: Tile, shape: Shape) -> bool:
@@ -228,9 +228,9 @@ class Device:
         if operand not in self._memory:
             drawn_as = torch.bfloat16 if is_fp8(shape.dtype) else operand
             self._memory[operand] = (
-                torch.randn(MOST_ELEMENTS, dtype=drawn_as, device="cuda").to(operand),
-                torch.randn(MOST_ELEMENTS, dtype=drawn_as, device="cuda").to(operand),
-                torch.empty(MOST_ELEMENTS, dtype=result, device="cuda"),
+                torch.randn(MAX_ELEMENTS, dtype=drawn_as, device="cuda").to(operand),
+                torch.randn(MAX_ELEMENTS, dtype=drawn_as, device="cuda").to(operand),
+                torch.empty(MAX_ELEMENTS, dtype=result, device="cuda"),
             )
         m, n, k, *strides = arguments(shape)
         a, b, c = self._memory[operand]

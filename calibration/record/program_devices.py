@@ -23,7 +23,7 @@ from .worker import Status
 COMMAND = (sys.executable, "-m", "calibration.record.program_worker")
 # A key takes a minute at most; an import, or data that a program makes between two keys, may take longer
 SILENT_S = 240.0
-LEAST_SHARE_S = 60.0  # of one program, of which imports may take a third
+MIN_SHARE_S = 60.0  # of one program, of which imports may take a third
 
 
 class Programs:
@@ -82,7 +82,7 @@ def record_programs(given: argparse.Namespace, scripts: Sequence[str], arguments
     programs, results = Programs(scripts), dict[str, Status]()
     cores = sorted(os.sched_getaffinity(0))[: usable_cores()]
     each = max(1, len(cores) // len(names))
-    share_s = max(LEAST_SHARE_S, 2 * 60 * given.minutes * len(names) / len(scripts))
+    share_s = max(MIN_SHARE_S, 2 * 60 * given.minutes * len(names) / len(scripts))
     paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     working = [

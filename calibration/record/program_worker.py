@@ -35,7 +35,7 @@ from .tuner_exchange import launches_through
 from .worker import Status, is_lost, machine_of
 
 KEY_S = 60.0  # what one key may take; a list of 100 configs is through in less
-LEAST_S = 2.0  # with less time left than this, no key is begun
+MIN_S = 2.0  # with less time left than this, no key is begun
 UNTUNED_KEYS = 8  # of one kernel without a tuner: the launches of a model's layers are alike
 TIME_IS_UP = "the time was up before its end"
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # what a config sets, and a call may
@@ -142,7 +142,7 @@ class ProgramRecorder:
             return launch(*args, **kwargs)
 
     def _check_time(self) -> None:
-        if time.time() > self.task.until - LEAST_S:
+        if time.time() > self.task.until - MIN_S:
             raise TimeIsUp
 
     # One key ------------------------------------------------------------------------------------------------------------

@@ -48,9 +48,9 @@ KNOB = "variant"
 SEED = 11
 FIRST_ROUND = 32  # configs; each further round makes it twice as many
 AGAIN = 0.1  # share of the configs that ran which a second pass times once more
-LEAST_AGAIN = 3
+MIN_AGAIN = 3
 CHECKS_OF = "calibration"  # module that stored outcomes name their check by: the same wherever this file lies
-LEAST_S = 2.0  # with less time left than this, no round is begun
+MIN_S = 2.0  # with less time left than this, no round is begun
 
 _CODE = re.compile(r"def |@|\w+ = [-\d]")  # sections that every version wrote alike
 _REMARKS = re.compile(r"\A(?:#.*\n)+")  # above them
@@ -234,7 +234,7 @@ class Recorder:
         self.blank = [out.clone() for out in self.outs(args)]
         expected = self.expected(args)
         count = min(FIRST_ROUND, self.task.configs)
-        while self.left_s > LEAST_S:
+        while self.left_s > MIN_S:
             tuned = self.tune(count, self.store, args)
             if not (problem := wrong(self.kernel, self.outs(args), expected) if expected else ""):
                 self.agrees = bool(expected) or "not compared"
@@ -244,7 +244,7 @@ class Recorder:
                 yield status
                 count = min(2 * count, self.task.configs)
                 continue
-            if not status.problem and self.left_s > LEAST_S and not isinstance(self.kernel, SingleKernel):
+            if not status.problem and self.left_s > MIN_S and not isinstance(self.kernel, SingleKernel):
                 yield status
                 self.measure_again(recording, args)
                 status = self.written(recording, done=True)
@@ -332,7 +332,7 @@ class Recorder:
         """Time a random tenth of what ran once more, nothing known of the first time."""
         ran = [c for c, o in first.outcomes.items() if isinstance(o, Measurement)]
         draw = random.Random(f"{SEED} {self.task.name}").sample(
-            ran, min(len(ran), max(LEAST_AGAIN, math.ceil(AGAIN * len(ran))))
+            ran, min(len(ran), max(MIN_AGAIN, math.ceil(AGAIN * len(ran))))
         )
         own = frozenset((self._place(c), self._own(c)) for c in draw)
         tuned = self.tune(self.task.configs, self.store.with_name(f"{self.machine}-again"), args, only=own)

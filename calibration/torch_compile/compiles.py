@@ -32,8 +32,8 @@ from forecast_autotune.measure.clocks import EventClock, Launch
 from .operations import operation_of
 from .ways import DEFAULT, EVERYTHING, EXHAUSTIVE, MAX_AUTOTUNE, budget_of
 
-ROUNDS, MOST_SAMPLES, ROUND_US = 3, 30, 1e4  # of samples, eager code and compiled code in turns
-LEAST_PHASE_S = 0.05  # what takes less is not told
+ROUNDS, MAX_SAMPLES, ROUND_US = 3, 30, 1e4  # of samples, eager code and compiled code in turns
+MIN_PHASE_S = 0.05  # what takes less is not told
 
 candidates: list[str] = []
 """What Inductor has timed in this process, by name."""
@@ -53,7 +53,7 @@ def times_us(calls: list[Callable[[], Any]], on: EventClock) -> list[float]:
     """The median time of each, the calls in turns."""
     launches = [Launch(call=call) for call in calls]
     firsts = [on.time_batch(launch, 2)[-1] for launch in launches]
-    counts = [max(3, min(MOST_SAMPLES, int(ROUND_US / first))) for first in firsts]
+    counts = [max(3, min(MAX_SAMPLES, int(ROUND_US / first))) for first in firsts]
     samples: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for place, (launch, count) in enumerate(zip(launches, counts, strict=True)):
@@ -88,7 +88,7 @@ def compiled(name: str, way: str, on: EventClock) -> dict[str, Any]:
     results = operation.run(function)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
-    phases = {phase: sum(each) for phase, each in compilation_time_metrics.items() if sum(each) > LEAST_PHASE_S}
+    phases = {phase: sum(each) for phase, each in compilation_time_metrics.items() if sum(each) > MIN_PHASE_S}
     us, eager_us = times_us([lambda: operation.run(function), lambda: operation.run(operation.function)], on)
     return {
         "operation": name,

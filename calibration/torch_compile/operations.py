@@ -47,7 +47,7 @@ BATCHED = (  # batch, m, n, k: attention by hand, and experts
 EPILOGUES = ("mm", "addmm", "mm+gelu", "addmm+gelu")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OF_DTYPES = (8, 1, 1)  # of ten
-MOST_FLOPS = 1e12
+MAX_FLOPS = 1e12
 PRODUCTS, SEED = 64, 292
 OF_FP8 = 16
 
@@ -105,7 +105,7 @@ def products(count: int = PRODUCTS) -> list[Product]:
     layers = list(LAYERS)
     while len(chosen) < PRODUCTS:
         n, k = layers.pop(0) if layers else draw.choice(LAYERS)
-        m = draw.choice([tokens for tokens in TOKENS if 2 * tokens * n * k <= MOST_FLOPS])
+        m = draw.choice([tokens for tokens in TOKENS if 2 * tokens * n * k <= MAX_FLOPS])
         (dtype,) = draw.choices(tuple(DTYPES), OF_DTYPES)
         chosen[Product(draw.choice(EPILOGUES), 1, m, n, k, dtype)] = None
     listed = list(chosen)
@@ -120,7 +120,7 @@ def fp8_products() -> list[Product]:
     chosen: dict[Product, None] = {}
     while len(chosen) < OF_FP8:
         n, k = draw.choice(layers)
-        m = draw.choice([tokens for tokens in TOKENS if 2 * tokens * n * k <= MOST_FLOPS])
+        m = draw.choice([tokens for tokens in TOKENS if 2 * tokens * n * k <= MAX_FLOPS])
         chosen[Product("scaled_mm", 1, m, n, k, (FP8, FP8_FAST)[len(chosen) % 2])] = None
     return list(chosen)
 

@@ -24,7 +24,7 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
     ast.Mod: operator.mod,
 }
 _FUNCTIONS: Mapping[str, Callable[..., int]] = {"cdiv": lambda a, b: -(-a // b), "min": min, "max": max}
-_MOST_TEXT = 1000  # characters of a grid or a number: longer ones, and deeper nesting, are nobody's launch
+_MAX_TEXT = 1000  # characters of a grid or a number: longer ones, and deeper nesting, are nobody's launch
 
 
 def read_arguments(texts: list[str]) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def read_value(text: str, name: str) -> Any:
     if match := re.fullmatch(r"(\w+)\s*\[([\d,\s]*)\](?::([\d,\s]+))?", text):
         return _tensor(match[1], match[2], match[3], f"{name}={text}")
     if match := re.fullmatch(r"[+-]?(?:\d+|(0[xX][0-9a-fA-F]+))", text):
-        if len(text) > _MOST_TEXT:
+        if len(text) > _MAX_TEXT:
             raise InvalidInputError(f"--arg {name}={text[:40]}… has {len(text)} digits: give a number of 64 bits")
         return int(text, 16 if match[1] else 10)
     if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text):
@@ -77,7 +77,7 @@ def read_grid(text: str) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
         InvalidInputError: there is anything else in it.
     """
     try:
-        if len(text) > _MOST_TEXT:
+        if len(text) > _MAX_TEXT:
             raise ValueError(f"{len(text)} characters")
         body = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as err:
@@ -137,7 +137,7 @@ _LARGEST = "give sizes and strides of 64 bits, for a tensor of fewer than 2**63 
 def _tensor(dtype: str, sizes: str, steps: str | None, text: str) -> Any:
     import torch
 
-    if len(text) > _MOST_TEXT:
+    if len(text) > _MAX_TEXT:
         raise InvalidInputError(f"--arg {text[:80]}… has {len(text)} characters: {_LARGEST}")
     shape, strides = _counts(sizes), None if steps is None else _counts(steps)
     torch_dtype = getattr(torch, _DTYPES.get(dtype, dtype), None)

@@ -35,8 +35,8 @@ goes to stderr. Of a process that is killed, or that ends by os._exit as forked 
 kernel was last launched for the first time."""
 
 RECENT_FAILURES = 200
-MOST_TOLD = 10  # decisions for which nothing ran
-LEAST_FREE_BYTES = 256 << 20
+MAX_TOLD = 10  # decisions for which nothing ran
+MIN_FREE_BYTES = 256 << 20
 MODEL_S = 5.0  # for a language model to be found, and again to answer a prompt; loading one may take longer
 
 
@@ -461,7 +461,7 @@ def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
         summary = f"{alike.count} at {alike.stage}, of {', '.join(alike.of[:3])}, last: {alike.message[:200]}"
         yield Finding(check="failures", status="note", found=summary, advice=f"{alike.follows}; {alike.advice}")
     with closing(store.each_decision()) as decisions:
-        nothing_ran = [*islice((s for s in decisions if _nothing_ran(s.decision)), MOST_TOLD)]
+        nothing_ran = [*islice((s for s in decisions if _nothing_ran(s.decision)), MAX_TOLD)]
     for stored in nothing_ran:
         summary = f"{stored.place.workload}: the first config is run, {stored.decision.reason}"
         advice = f"'forecast-autotune show {short(stored.digest)}' tells how each failed"
@@ -485,7 +485,7 @@ def check_builds(directory: Path | None) -> Iterator[Finding]:
     elif os.name == "posix" and folder.stat().st_mode & 0o022:
         advice = f"chmod go-w {folder}: what is built there is loaded into your programs"
         yield Finding(check="builds", status="problem", found=f"others may write to {folder}", advice=advice)
-    if (free := shutil.disk_usage(folder).free) < LEAST_FREE_BYTES:
+    if (free := shutil.disk_usage(folder).free) < MIN_FREE_BYTES:
         advice = (
             "make room: a variant takes up to 100 MiB while it is built; 'forecast-autotune prune' removes old ones"
         )

@@ -26,7 +26,7 @@ The store named by FORECAST_AUTOTUNE_REMOTE_STORE, which machines share. Program
 background; these commands do it now, and wait for it."""
 
 SECONDS_A_DAY = 86_400.0
-MOST_LISTED = 10  # of the kernels that a name stands for
+MAX_LISTED = 10  # of the kernels that a name stands for
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -248,7 +248,7 @@ def _withdraw(arguments: argparse.Namespace, exchange: Exchange, store: StoreFil
         say(
             f"{arguments.key!r} is no kernel's whole name, and no digest's start of one kernel alone; nothing is withdrawn"
         )
-        say(f"it stands for {', '.join(kernels[:MOST_LISTED])}{' and others' if len(kernels) > MOST_LISTED else ''}")
+        say(f"it stands for {', '.join(kernels[:MAX_LISTED])}{' and others' if len(kernels) > MAX_LISTED else ''}")
         return BAD_INPUT
     named: dict[str, StoredDecision] = {}
     for stored in meant:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..store.rows import StoredDecision
 
 LISTED = ("decision", "kernel", "hardware", "speed", "decided")  # of each decision that a name stands for
-MOST_LISTED = 10  # of these decisions
+MAX_LISTED = 10  # of these decisions
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -95,8 +95,8 @@ def _say_others(key: str, matches: list[StoredDecision]) -> None:
     kernels = len({stored.place.workload.program.name for stored in matches})
     shown = f"of {kernels} kernels" if kernels > 1 else "and the newest is shown"
     say(f"{key!r} stands for {len(matches)} decisions, {shown}; choose one by the start of its digest:")
-    some = table_of([(stored, None) for stored in matches[:MOST_LISTED]], sys.stderr, LISTED)
+    some = table_of([(stored, None) for stored in matches[:MAX_LISTED]], sys.stderr, LISTED)
     print(text_for(some, sys.stderr), file=sys.stderr)
-    if len(matches) > MOST_LISTED:
-        say(f"and {len(matches) - MOST_LISTED} more: 'forecast-autotune list --kernel {key}' prints them all")
+    if len(matches) > MAX_LISTED:
+        say(f"and {len(matches) - MAX_LISTED} more: 'forecast-autotune list --kernel {key}' prints them all")
     say(f"such as 'forecast-autotune show {matches[0].digest[:10]}', the newest")

@@ -17,7 +17,7 @@ _QUOTED_LINE = re.compile(r"^\s*\d*\s*\| ")  # source, as GCC and Clang show it 
 _QUOTED_WORDS = re.compile(r"\u2018[^\u2019]*\u2019|'[^']*'|\"[^\"]*\"")
 
 
-MOST_ERRORS = 3  # that are shown of a log
+MAX_ERRORS = 3  # that are shown of a log
 
 
 def first_errors(build_log: Path, message: str) -> str:
@@ -28,10 +28,10 @@ def first_errors(build_log: Path, message: str) -> str:
         lines = []
     errors = [i for i, line in enumerate(lines) if _OF_THE_SOURCE.search(line)]
     shown: list[str] = []
-    for first in errors[:MOST_ERRORS]:
+    for first in errors[:MAX_ERRORS]:
         quoted = itertools.takewhile(_QUOTED_LINE.match, lines[first + 1 : first + 4])
         shown += [lines[first].rpartition("/")[2] if lines[first].startswith("/") else lines[first], *quoted]
-    more = [f"and {len(errors) - MOST_ERRORS} more errors"] if len(errors) > MOST_ERRORS else []
+    more = [f"and {len(errors) - MAX_ERRORS} more errors"] if len(errors) > MAX_ERRORS else []
     return "\n".join([*shown, *more, f"log: {build_log}"]) if errors else message
 
 

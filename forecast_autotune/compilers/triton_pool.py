@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 WORKER_BYTES = 1 << 30  # 0.17 GiB seen for matmuls (Triton 3.9, sm_90); larger kernels, and ptxas beside, take more
 # The default budget's configs: more workers would begin nothing there, and with larger budgets none were measured.
-MOST_WORKERS = 16
+MAX_WORKERS = 16
 LEAVE_S = 5.0  # for a thread to let go of a worker that was killed
 IDLE_S = 120.0  # then a worker gives its memory back; the next compile starts one in 0.5 s
 
@@ -379,7 +379,7 @@ def _pool(nice: int) -> WorkerPool:
         if pool is None or pool.closed:
             if not _shared:
                 atexit.register(_close_shared)
-            workers = min(MOST_WORKERS, workers_that_fit(WORKER_BYTES))
+            workers = min(MAX_WORKERS, workers_that_fit(WORKER_BYTES))
             pool = _shared[nice] = WorkerPool(workers // 2 if nice else workers, nice=nice)
         return pool
 

@@ -16,8 +16,8 @@ from .triton_hash import wait_for_hash
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
 """What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
 
-MOST_PACKED = 1024  # specializations that are kept of a kernel, at some 2 KB each
-MOST_LOWERED = 64  # sources whose first IRs are kept for further configs and keys, at some 100 KB each
+MAX_PACKED = 1024  # specializations that are kept of a kernel, at some 2 KB each
+MAX_LOWERED = 64  # sources whose first IRs are kept for further configs and keys, at some 100 KB each
 
 
 class NotAheadError(AutotuneError):
@@ -202,7 +202,7 @@ class FrontEnd:
         implementation, modules = backend.get_codegen_implementation(options), backend.get_module_map()
         text = str(source.make_ir(made.target, options, implementation, modules, context))
         self._lowered[alike] = (*self._lowered.pop(alike, ()), (options.read, text))
-        for oldest in list(self._lowered)[:-MOST_LOWERED]:
+        for oldest in list(self._lowered)[:-MAX_LOWERED]:
             self._lowered.pop(oldest, None)
         return text
 
@@ -319,7 +319,7 @@ def _packed(
         key = None
     packed = kernel._pack_args(backend, given, bound, specialization, rest)
     if key is not None:
-        if len(kept) >= MOST_PACKED:
+        if len(kept) >= MAX_PACKED:
             kept.clear()
         kept[key] = packed
     return packed

@@ -15,7 +15,7 @@ BIN_EDGES_LOG2 = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 """Edges between the eight speed-up bins, as log2 of S = reference time / candidate time: S at 1/4, 1/2, 0.71, 1, 1.41,
 2, 4; an upper edge belongs to its bin (Khan et al., GPU Forecasters, arXiv 2605.31464)."""
 
-MOST_LOG2 = 1000.0  # of a component's values: no two times lie further apart, and 2 to this power is a float
+MAX_LOG2 = 1000.0  # of a component's values: no two times lie further apart, and 2 to this power is a float
 
 _SQRT2 = math.sqrt(2.0)
 
@@ -104,8 +104,8 @@ class Forecast:
         for c in components:
             if c.sigma < 0 or c.weight < 0:
                 raise InvalidInputError(f"component {c}: sigma and weight must not be negative")
-            if max(abs(c.mean), c.sigma, c.weight) > MOST_LOG2:
-                raise InvalidInputError(f"component {c}: nothing in it may be beyond {MOST_LOG2:g}")
+            if max(abs(c.mean), c.sigma, c.weight) > MAX_LOG2:
+                raise InvalidInputError(f"component {c}: nothing in it may be beyond {MAX_LOG2:g}")
         if not math.isclose(total := sum(c.weight for c in components), 1.0, abs_tol=1e-3):
             raise InvalidInputError(f"weights of components sum to {total:g}: they must sum to 1")
         fail_probability = _finite(self.fail_probability, "fail_probability")

@@ -13,7 +13,7 @@ from typing import TextIO
 from .text import plain
 
 WIDE = 20  # characters: a column with a longer cell gives way first where a table does not fit
-MOST_LINES = 2  # of a cell beside others; what needs more stands below its row
+MAX_LINES = 2  # of a cell beside others; what needs more stands below its row
 GAP = "  "
 
 
@@ -159,13 +159,13 @@ def _total(widths: Sequence[int]) -> int:
 def _narrowed(
     columns: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], wide: Sequence[int], width: int
 ) -> list[int] | None:
-    """Widths at which a table fits with no cell on more than `MOST_LINES` lines; None where there are none."""
+    """Widths at which a table fits with no cell on more than `MAX_LINES` lines; None where there are none."""
     narrowed = list(widths)
     for i in wide:
         cells = [row[i] for row in rows]
         words = (len(word) for cell in cells for word in cell.split())
-        least = max(WIDE, len(columns[i]), *words, *(-(-len(cell) // MOST_LINES) for cell in cells))
-        fitting = (w for w in range(least, widths[i]) if all(len(_wrapped(c, w)) <= MOST_LINES for c in cells))
+        least = max(WIDE, len(columns[i]), *words, *(-(-len(cell) // MAX_LINES) for cell in cells))
+        fitting = (w for w in range(least, widths[i]) if all(len(_wrapped(c, w)) <= MAX_LINES for c in cells))
         narrowed[i] = next(fitting, widths[i])
     spare = width - _total(narrowed)
     if spare < 0:

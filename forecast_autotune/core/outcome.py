@@ -13,7 +13,7 @@ from .config_errors import is_refusal
 STAGES = ("compile", "resources", "load", "launch", "check", "timeout")
 """Where a config can fail. `resources`: it asks for more than the device has, as the compiler's report or a launch says."""
 
-MOST_DRIFT = 100.0
+MAX_DRIFT = 100.0
 
 SWITCH_MARGIN = 0.02  # the gain below which leaving what runs is not worth it (Triton's own choice, triton#9153)
 TIE_MARGIN = 0.005  # two medians closer than this are a tie however small their spread
@@ -88,9 +88,9 @@ class Measurement:
     def scaled(self, factor: float) -> Measurement:
         """The same on a scale of so many times its own, as where the device's clock was another.
 
-        No device is so many times slower from one day to the next: beyond `MOST_DRIFT` a record is wrong and is left.
+        No device is so many times slower from one day to the next: beyond `MAX_DRIFT` a record is wrong and is left.
         """
-        if not 1 / MOST_DRIFT <= factor <= MOST_DRIFT:
+        if not 1 / MAX_DRIFT <= factor <= MAX_DRIFT:
             return self
         return replace(self, samples_us=tuple(sample * factor for sample in self.samples_us))
 

@@ -15,7 +15,7 @@ SECTOR_BYTES = 32  # what a GPU fetches at least (CUDA best practices guide, coa
 
 # Programs looked at, as places along the axes of the grid: in pairs about the middle, so that what grows evenly is counted
 # right, and at odd places, since a program's number may hold several coordinates.
-MOST_BITS = 64  # of a shift, and the largest whole exponent: what a kernel computes with has no more
+MAX_BITS = 64  # of a shift, and the largest whole exponent: what a kernel computes with has no more
 
 # Programs looked at beside them where these pass a loop over, as that over a row that ends within its first part: the first
 # along the first axis.
@@ -221,12 +221,12 @@ def _cdiv(a: float, b: float) -> float:
 
 
 def _power(base: float, exponent: float) -> float:
-    power: float = base**exponent if abs(exponent) <= MOST_BITS else float(base) ** exponent
+    power: float = base**exponent if abs(exponent) <= MAX_BITS else float(base) ** exponent
     return power
 
 
 def _shifted(value: int, bits: int) -> int:
-    if bits > MOST_BITS:
+    if bits > MAX_BITS:
         raise OverflowError(f"a shift by {bits} bits")
     return value << bits
 

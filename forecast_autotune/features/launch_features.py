@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 RESIDENT_SHARED_BYTES = 1024  # what the driver takes of each block's shared memory (CUDA programming guide, since 8.0)
 REGISTER_BYTES = 4
 WIDEST_ACCESS_BYTES = 16  # by one thread at once (PTX ISA, vector loads)
-LEAST_ASYNC_BYTES = 4  # what a copy past the registers takes at least (PTX ISA, cp.async)
+MIN_ASYNC_BYTES = 4  # what a copy past the registers takes at least (PTX ISA, cp.async)
 # Of an access by a thread that goes through registers: what it moves, in one, and its address. A fused MoE of odd sizes was
 # compiled to 290 and 740 registers, spills counted, where so many are told: 273 and 515 (sm_90).
 ACCESS_REGISTERS = 3
@@ -414,7 +414,7 @@ def _add_loops(memory: _Memory, made: Sequence[_Made]) -> None:
         if access.kind != "load" or not access.loop:
             continue
         per_trip[access.loop] += loaded
-        if access.feeds_dot and access_bytes >= LEAST_ASYNC_BYTES:
+        if access.feeds_dot and access_bytes >= MIN_ASYNC_BYTES:
             pipelined[access.loop] += loaded
         elif access.feeds_dot:
             narrow[access.loop] += loaded

@@ -14,14 +14,14 @@ from ..core.config import Config
 
 log = logging.getLogger(__name__)
 
-MOST_CONFIGS = 4096  # at 0.4 to 0.8 ms each after the first (layer_norm, attention of the suite; two cores)
+MAX_CONFIGS = 4096  # at 0.4 to 0.8 ms each after the first (layer_norm, attention of the suite; two cores)
 LONGEST_S = 2.0
 
 
 class LazyStaticFeatures(Sequence[Mapping[str, float]]):
     """The static features of each config of a space, computed at the first access: a recalled decision needs none.
 
-    Of a large space only a random part gets features: at most `MOST_CONFIGS`, in about `longest_s` seconds. A config whose
+    Of a large space only a random part gets features: at most `MAX_CONFIGS`, in about `longest_s` seconds. A config whose
     features `describe` cannot tell (None, where an empty answer says that it is refused) counts as none of that part.
     """
 
@@ -55,7 +55,7 @@ class LazyStaticFeatures(Sequence[Mapping[str, float]]):
         features: list[Mapping[str, float]] = [{}] * count
         asked = [False] * count
         done, until = 0, math.inf
-        for index in drawn[:MOST_CONFIGS]:
+        for index in drawn[:MAX_CONFIGS]:
             described = self._describe(self._configs[index])
             features[index], asked[index] = described or {}, described is not None
             done += 1

@@ -51,7 +51,7 @@ from .tuning_lock import tuning_lock
 
 log = logging.getLogger(__name__)
 
-MOST_PAUSE_S = 5.0  # between two look-ups of the decision that another process is making
+MAX_PAUSE_S = 5.0  # between two look-ups of the decision that another process is making
 PAUSE_AFTER_NONE_RAN = 10.0  # times what it took to find that again no config runs: before that is tried once more
 NOT_DECIDED = Provisional()  # of an entry that serves one call alone
 
@@ -393,7 +393,7 @@ class Dispatcher:
             pause_s = FIRST_RETRY_S
             while (resolution := once()).retry_after_s is not None:
                 calls.rest(pause_s)  # another process or rank learns it
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             decision = self._slim(resolution.decision)
             for other, load in learnable.for_other_calls():
                 _compile_ahead(decision.config, InBackground(other, job.space.default, calls), load)
@@ -579,5 +579,5 @@ def _look_later(retry_after_s: float, before: Entry | None) -> Provisional:
     """When to look for another process's decision: the pause doubles each time."""
     pause_s = retry_after_s
     if before is not None and before.provisional is not None:
-        pause_s = min(MOST_PAUSE_S, max(pause_s, 2 * before.provisional.pause_s))
+        pause_s = min(MAX_PAUSE_S, max(pause_s, 2 * before.provisional.pause_s))
     return Provisional(look_at=time.monotonic() + pause_s, pause_s=pause_s)

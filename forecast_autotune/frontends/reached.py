@@ -11,7 +11,7 @@ from ..measure.state import weights_reached, with_modes
 
 Flags = tuple[bool, ...]
 
-MOST_IDLE_WALKS = 8  # that found nothing else followed than before: what comes and goes is a cache, then
+MAX_IDLE_WALKS = 8  # that found nothing else followed than before: what comes and goes is a cache, then
 
 _training = attrgetter("training")
 
@@ -55,7 +55,7 @@ class ReachedModules:
         before = self._found
         if before is not None:
             try:  # contextlib.suppress takes 0.3 us
-                return _flags(before, grad_enabled, misses_all=self._idle_walks < MOST_IDLE_WALKS)
+                return _flags(before, grad_enabled, misses_all=self._idle_walks < MAX_IDLE_WALKS)
             except (AttributeError, _ChangedError):  # the former of None, for what is gone
                 pass
         self._found, held = self._walk(roots)

@@ -15,7 +15,7 @@ from .labels import as_json, label_tokens, of_labels
 from .model import ANSWER_TOKENS, SAMPLING, ModelError, ModelFacts, Unanswered
 from .prompt import Prompt
 
-MOST_BYTES = 8 * 2**20  # of a response; 32 answers take 40 kB
+MAX_BYTES = 8 * 2**20  # of a response; 32 answers take 40 kB
 BATCH = 32  # prompts in a request for log-probabilities
 WRITERS = 16  # requests for texts under way at once
 WRITING = 0.9  # temperature of a program that is asked for: several from one prompt are to differ
@@ -266,8 +266,8 @@ class _Line:
             async with self.client.stream(method, path, json=body) as response:
                 async for part in response.aiter_raw():
                     read += part
-                    if len(read) > MOST_BYTES:
-                        raise ModelError(f"{self.name} sent more than {MOST_BYTES >> 20} MiB in answer to {path}")
+                    if len(read) > MAX_BYTES:
+                        raise ModelError(f"{self.name} sent more than {MAX_BYTES >> 20} MiB in answer to {path}")
                 return response.status_code, bytes(read)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as err:
             raise ModelError.of(f"{self.name} cannot be asked", err) from err

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
 
 MOST = 12  # skills that a job is given
-LEAST_CASES = 3
-MOST_CONDITIONS = 2
+MIN_CASES = 3
+MAX_CONDITIONS = 2
 
 REACH = 4
 """A value is compared with so many next larger ones of its bucket: a knob of a thousand values would make half a million
@@ -121,7 +121,7 @@ def _rank(skill: KnobEffect) -> tuple[object, ...]:
     """By how much it says: the size of its effect, less where few cases show it; then the same on every machine."""
     failed = sum(skill.failures.values())
     octaves = abs(math.log2(skill.speedup)) if skill.speedup else 0.0
-    says = ((skill.tried - failed) * octaves + failed * FAILED) / (skill.tried + LEAST_CASES)
+    says = ((skill.tried - failed) * octaves + failed * FAILED) / (skill.tried + MIN_CASES)
     return -says, str(skill)
 
 
@@ -196,7 +196,7 @@ class _Mine:
                     self.results[number, configs.setdefault(config, len(configs))] = self._result_of(outcome)
         self.configs = list(configs)
         self.of_keys = _Splits("key", keys, least=2)
-        self.of_knobs = _Splits("knob", [config.knobs for config in configs], least=LEAST_CASES)
+        self.of_knobs = _Splits("knob", [config.knobs for config in configs], least=MIN_CASES)
 
     def skills(self) -> Iterator[KnobEffect]:
         kinds = list(self.kinds)
@@ -205,7 +205,7 @@ class _Mine:
                 helps = cases.helps()
                 shown = cases if helps else cases.turned()
                 tried = int((shown.failed_before == 0).sum())
-                if tried < LEAST_CASES:
+                if tried < MIN_CASES:
                     continue
                 effect = shown.effect()
                 failures = Counter(kinds[kind - 1] for kind in shown.failed_after if kind)
@@ -246,7 +246,7 @@ class _Mine:
                         row = (log2_us - log2_after_us, noise, failed, failed_after)
                         rows[before, after].setdefault((self.workload_of[recording], config), row)
         for before, after in sorted(rows):
-            if len(rows[before, after]) >= LEAST_CASES:
+            if len(rows[before, after]) >= MIN_CASES:
                 workload, configs = zip(*rows[before, after], strict=True)
                 gains, noises, failed_first, failed_then = zip(*rows[before, after].values(), strict=True)
                 cases = _Cases(
@@ -282,7 +282,7 @@ class _Mine:
         self, knob: str, cases: _Cases, conditions: tuple[Condition, ...]
     ) -> Iterator[tuple[_Cases, tuple[Condition, ...]]]:
         """The cases, parted by the conditions that matter to them."""
-        if len(conditions) == MOST_CONDITIONS:
+        if len(conditions) == MAX_CONDITIONS:
             yield cases, conditions
             return
         ways = [(self.of_keys, cases.workload), (self.of_knobs, cases.config)]
@@ -390,7 +390,7 @@ class _Splits:
 
         units, counts = np.unique(unit, return_counts=True)
         inside = self.masks[:, units] @ counts
-        fit = (inside >= LEAST_CASES) & (len(unit) - inside >= LEAST_CASES) & self.known[:, units].all(axis=1)
+        fit = (inside >= MIN_CASES) & (len(unit) - inside >= MIN_CASES) & self.known[:, units].all(axis=1)
         if self.of == "knob":
             fit &= np.array([name != but for name in self.names], np.bool_)
         rows = np.flatnonzero(fit)

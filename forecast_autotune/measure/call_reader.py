@@ -15,11 +15,11 @@ from .expected_cost import ExpectedCost
 from .head_start import HeadStart
 from .known_times import KnownTimes
 
-FIRST_TIMES = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
-FEW_STALLS, MOST_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
-MOST_UNREAD = 64  # looks in turn at a call for which the device does not answer
-MOST_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
-MOST_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
+FIRST_FACTOR = 2.0  # the first call of a candidate may take so many times the others: its code and data are cold
+FEW_STALLS, MAX_STALLS = 2, 8  # pairs in turn in which a candidate's launch alone is long: then it pays, and counts
+MAX_UNREAD = 64  # looks in turn at a call for which the device does not answer
+MAX_EARNED = 2.0  # times the usual, of one call: an event may also have waited for the host
+MAX_THROWN_AT_FIRST = 64  # calls, before the incumbent's level is known: a program begins slowly
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class CallReader:
             except Exception:  # such as while another thread captures a graph: another time
                 log.debug("a call of %s cannot be read", turn.config, exc_info=True)
                 self._unread += 1
-                if self._unread >= MOST_UNREAD:
+                if self._unread >= MAX_UNREAD:
                     self._unread = 0
                     self._give_up(self.pending.popleft())
                 return
@@ -121,10 +121,10 @@ class CallReader:
             return False
         if turn.pair is not None:
             # Every launch of it is long, then.
-            own = turn.trial is not None and turn.stalled and turn.trial.stalls >= MOST_STALLS
+            own = turn.trial is not None and turn.stalled and turn.trial.stalls >= MAX_STALLS
             return is_hosts and not own
         self._thrown = self._thrown + 1 if is_hosts else 0
-        return is_hosts and self._thrown <= MOST_THROWN_AT_FIRST
+        return is_hosts and self._thrown <= MAX_THROWN_AT_FIRST
 
     def _charge_discarded(self, turn: Turn, us: float) -> None:
         """A call that is no sample; what it took beyond the host's part is a cost."""
@@ -151,7 +151,7 @@ class CallReader:
         if turn.config == times.incumbent:
             times.last_us = us
         if times.has_begun:
-            self._earn(min(us, MOST_EARNED * times.incumbent_us))  # what lies beyond is the host's
+            self._earn(min(us, MAX_EARNED * times.incumbent_us))  # what lies beyond is the host's
         if turn.pair is not None:
             turn.pair.incumbent.us = us
         elif turn.config == times.incumbent and not times.has_begun and (all_us := times.note_first(us)):
@@ -182,5 +182,5 @@ class CallReader:
             own_us = max(us - turn.waited_us, 1e-3) if turn.waited else us
             trial.first_us = own_us
             scaled_us = own_us * self._times.scale
-            if scaled_us > FIRST_TIMES * trial.early_stop_us:
+            if scaled_us > FIRST_FACTOR * trial.early_stop_us:
                 trial.finish([scaled_us])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..core.config import Config
 from .call_account import CallAccount
 from .call_pairs import OpenPairs, Pair
-from .call_reader import MOST_THROWN_AT_FIRST, CallReader
+from .call_reader import MAX_THROWN_AT_FIRST, CallReader
 from .call_trial import CallTrial
 from .call_turns import Turn
 from .expected_cost import ExpectedCost
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 OPEN_PAIRS = 2  # launched and not read yet: the host runs ahead of the device
 STRAY_TURNS = 64  # calls of the key after which the second call of a pair comes no more
 LOST_S = 10.0  # and seconds after which a call that was to be timed, and never came to its end, is given up
-MOST_STRAYS = 3  # pairs so given up: then calls of one pair may come on different streams
+MAX_STRAYS = 3  # pairs so given up: then calls of one pair may come on different streams
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class CallSchedule:
         """The turn of the next call on a stream, which tells `calls` how it goes."""
         self.turns += 1
         self._reader.read()
-        if self._strays >= MOST_STRAYS:
+        if self._strays >= MAX_STRAYS:
             stream = None
         times = self._times
         if (pair := self._pairs.take(stream)) is not None:
@@ -213,7 +213,7 @@ class CallSchedule:
     @property
     def is_hopeless(self) -> bool:
         """Whether too many calls could not be timed, before any told how long the incumbent takes."""
-        return self._untimed_at_first >= MOST_THROWN_AT_FIRST
+        return self._untimed_at_first >= MAX_THROWN_AT_FIRST
 
     def after_fork_in_child(self) -> None:
         """Await the end of no call: they are the parent's."""

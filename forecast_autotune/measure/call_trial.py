@@ -13,13 +13,13 @@ from ..core.outcome import TIE_MARGIN, Failure, Measurement, Outcome
 if TYPE_CHECKING:
     from .call_pairs import Pair
 
-LEAST_PAIRS, MOST_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
+MIN_PAIRS, MAX_PAIRS = 4, 16  # of a candidate and what would have run; more than the least only while it is open
 FINAL_PAIRS = 6  # of a finalist, in each round
 APART_SIGMAS = 3.0  # standard errors by which a candidate is slower or faster, looked at after each pair
-MOST_OVERLAPPED = 1000  # pairs in turn during which other threads launched on the stream: it is not tried further
-MOST_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
-MOST_THROWN = 8  # pairs in turn that told nothing: then one counts in which the device waited in both calls
-MOST_HELD_UP = 64  # pairs in turn that told nothing, or calls that raised: the candidate is not tried further
+MAX_OVERLAPPED = 1000  # pairs in turn during which other threads launched on the stream: it is not tried further
+MAX_REFUSED = 1000  # calls at which a candidate could not be compared: it is not tried
+MAX_THROWN = 8  # pairs in turn that told nothing: then one counts in which the device waited in both calls
+MAX_HELD_UP = 64  # pairs in turn that told nothing, or calls that raised: the candidate is not tried further
 
 NOT_TIMED = "its calls could not be timed"
 
@@ -48,7 +48,7 @@ class CallTrial:
     @property
     def most_pairs(self) -> int:
         """How many pairs it takes at most."""
-        return FINAL_PAIRS if self.final else MOST_PAIRS
+        return FINAL_PAIRS if self.final else MAX_PAIRS
 
     def await_first_call(self) -> None:
         """Have another call be its first one."""
@@ -57,13 +57,13 @@ class CallTrial:
     def note_refused(self) -> None:
         """Note a call at which it could not be compared with the default."""
         self.refused += 1
-        if self.refused >= MOST_REFUSED:
+        if self.refused >= MAX_REFUSED:
             self.fail("there was no idle moment to compare it with the default", stage="check")
 
     def note_untimed(self) -> None:
         """Note a call, its own or the incumbent's of a pair, that could not be timed."""
         self.untimed += 1
-        if self.untimed >= MOST_HELD_UP:
+        if self.untimed >= MAX_HELD_UP:
             self.fail(NOT_TIMED)
 
     def note_pair(self, pair: Pair, level_us: float) -> None:
@@ -77,15 +77,15 @@ class CallTrial:
         self.stalls = self.stalls + 1 if candidate.stalled and not incumbent.stalled else 0
         if pair.overlapped:
             self.overlapped += 1
-            if self.overlapped >= MOST_OVERLAPPED:
+            if self.overlapped >= MAX_OVERLAPPED:
                 self.fail(f"{NOT_TIMED}: other threads launch at the same time")
             return
         # Of two calls that hold the host's part the ratio says something; of one such and another nothing.
         are_alike = candidate.held_up == incumbent.held_up
-        tells = are_alike and (not candidate.held_up or self.thrown >= MOST_THROWN)
+        tells = are_alike and (not candidate.held_up or self.thrown >= MAX_THROWN)
         self.thrown = self.thrown + 1 if candidate.held_up or incumbent.held_up else 0
         self.untimed = self.overlapped = 0
-        if self.outcome is None and self.thrown >= MOST_HELD_UP:
+        if self.outcome is None and self.thrown >= MAX_HELD_UP:
             if self.samples_us:
                 self.finish(self.samples_us)
             self.fail(f"{NOT_TIMED}: the device waits for the host")
@@ -100,8 +100,8 @@ class CallTrial:
             return len(samples) >= FINAL_PAIRS
         if min(samples) > self.early_stop_us and len(samples) >= 2:
             return True
-        if len(samples) < LEAST_PAIRS or len(samples) >= MOST_PAIRS:
-            return len(samples) >= MOST_PAIRS
+        if len(samples) < MIN_PAIRS or len(samples) >= MAX_PAIRS:
+            return len(samples) >= MAX_PAIRS
         seen = Measurement(samples_us=tuple(samples))
         gap = abs(seen.median_us / level_us - 1)
         return gap > APART_SIGMAS * seen.relative_error + TIE_MARGIN or APART_SIGMAS * seen.relative_error < TIE_MARGIN

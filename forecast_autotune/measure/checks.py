@@ -31,8 +31,8 @@ _TOLERANCE = {
     "complex64": 1e-4,
     "complex128": 1e-9,
 }
-_LEAST_ROW = 16  # elements: fewer tell little of what is usual
-_MOST_OF_A_ROW = 1 << 16  # elements from which its scale is taken
+_MIN_ROW = 16  # elements: fewer tell little of what is usual
+_MAX_OF_A_ROW = 1 << 16  # elements from which its scale is taken
 _OUTLIER = 100.0  # times the median: such elements say nothing of the others
 _FILL = 1000.0  # times the root mean square of the rest: an extreme that repeats is no result but a mask
 _BAND = 0.05  # of an extreme: a mask that was added to the values spreads as they do
@@ -169,7 +169,7 @@ def close(mine: torch.Tensor, its: torch.Tensor) -> str | None:
         return None
     tolerance = _TOLERANCE.get(dtype, 0.1)  # 8-bit floats: one step is an eighth of the value
     wide = torch.complex128 if its.is_complex() else torch.float64
-    row = its.shape[-1] if its.ndim > 1 and its.shape[-1] >= _LEAST_ROW else its.numel()
+    row = its.shape[-1] if its.ndim > 1 and its.shape[-1] >= _MIN_ROW else its.numel()
     flat = mine.reshape(-1), its.reshape(-1)
     fills = _fills(flat[1])
     rows = flat[1].view(-1, row)
@@ -242,7 +242,7 @@ def _scale(rows: torch.Tensor, fills: Sequence[float]) -> torch.Tensor:
 
 def _thinned(rows: torch.Tensor) -> torch.Tensor:
     """Rows with no more elements than it takes to tell what is usual in them."""
-    return rows[:, :: -(-rows.shape[1] // _MOST_OF_A_ROW)]
+    return rows[:, :: -(-rows.shape[1] // _MAX_OF_A_ROW)]
 
 
 def _is_truth(value: object) -> bool:

@@ -20,8 +20,8 @@ from .sampling import BATCH, MAX_SAMPLES, MIN_SAMPLES, PRECISE_FROM, PRECISE_S, 
 
 TIMED_S = 0.1  # how long one measurement of a fast candidate times
 SAMPLE_US = 100.0  # CPU calls shorter than this are timed several at once, against the clock's own cost of about 0.1 us
-LONGER_TIMES = 1.5  # a batch is made again where the head start should have been so many times as long
-LEAST_SPIN_S, MOST_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
+LONGER_FACTOR = 1.5  # a batch is made again where the head start should have been so many times as long
+MIN_SPIN_S, MAX_SPIN_S = 2e-4, 0.02  # the first launch after a wait takes Python about 0.1 ms
 GRAPH_LAUNCHES = 20  # in one graph: what replaying it takes is divided among them
 
 QUANTILES = (0.5, 0.2, 0.8)
@@ -239,7 +239,7 @@ class EventClock:
         times_us, was_behind = self._queued(launch, count, lead_s)
         if not was_behind:  # what it waited for may be in the times
             self._has_caught_up = self._has_caught_up or (count > 1 and each_us > 0.0)
-            if (longer_s := self._lead_s(count, 0.0)) > LONGER_TIMES * lead_s:
+            if (longer_s := self._lead_s(count, 0.0)) > LONGER_FACTOR * lead_s:
                 times_us, _ = self._queued(launch, count, longer_s)
         return times_us
 
@@ -250,7 +250,7 @@ class EventClock:
         back or catches up.
         """
         catches_up_s = max(0.0, 1.5 * self._host_s - each_us * 1e-6)
-        return min(MOST_SPIN_S, LEAST_SPIN_S + 1.5 * self._first_s + (count - 1) * catches_up_s)
+        return min(MAX_SPIN_S, MIN_SPIN_S + 1.5 * self._first_s + (count - 1) * catches_up_s)
 
     def _queued(self, launch: Launch, count: int, lead_s: float) -> tuple[list[float], bool]:
         """Microseconds of each of so many launches, and whether the device came to the last one after it was queued."""

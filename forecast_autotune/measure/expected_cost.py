@@ -11,7 +11,7 @@ from .call_trial import CallTrial
 from .known_times import KnownTimes
 
 LOAD_US = 3000.0  # what loading a candidate takes that is not ready to launch, before any was loaded
-COMPARE_US, COMPARE_TIMES = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
+COMPARE_US, COMPARE_FACTOR = 20_000.0, 8.0  # and times a call's: what comparing takes, before any was compared
 UNFORECAST_SLOWDOWN = 0.25  # by which share a candidate nobody has forecast is expected to take longer
 
 
@@ -49,7 +49,7 @@ class ExpectedCost:
         first_us = statistics.median(seen_us) if seen_us else 0.0 if trial.is_ready else LOAD_US
         if is_compared:
             seen_us = self._compares_us
-            first_us += statistics.median(seen_us) if seen_us else COMPARE_US + COMPARE_TIMES * level_us
+            first_us += statistics.median(seen_us) if seen_us else COMPARE_US + COMPARE_FACTOR * level_us
         multiple, default_us = self._expected(trial.config), times.default_us
         if multiple is None or default_us is None:
             return first_us + UNFORECAST_SLOWDOWN * level_us

@@ -19,7 +19,7 @@ Claim = Callable[[], AbstractContextManager[bool]]
 
 CLAIM_WAIT_S = 0.5  # for another process that times on this device
 
-_L2_TIMES = 2  # a flush of just the cache's size leaves part of it: its replacement is not strictly the oldest first
+_L2_FACTOR = 2  # a flush of just the cache's size leaves part of it: its replacement is not strictly the oldest first
 # AMD's last level (MI300X: 256 MiB) is not what the driver calls L2, of 4 MiB (pytorch#192159)
 _HIP_FLUSH_BYTES = 256 << 20
 
@@ -45,7 +45,7 @@ class Flush:
         import torch
 
         cache = int(getattr(torch.cuda.get_device_properties(self._device), "L2_cache_size", 0)) or (128 << 20)
-        size = max(_L2_TIMES * cache, _HIP_FLUSH_BYTES if torch.version.hip else 0)
+        size = max(_L2_FACTOR * cache, _HIP_FLUSH_BYTES if torch.version.hip else 0)
         try:
             self._buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError:

@@ -11,16 +11,16 @@ from typing import Any
 from ..core.config import Config
 
 HOST_TIME_MARGIN = 1.15  # times what a launch takes the host: for so long the device is kept busy
-MOST_US = 500.0  # where that is more, the launch counts as a part of the call's time
+MAX_US = 500.0  # where that is more, the launch counts as a part of the call's time
 # The head start covers this share of the last so many launches. Threads that work in Python delay every third launch by up
 # to 150 us (H100); keeping the device busy for those costs more than timing another call.
 USUAL_SHARE, USUAL_LAUNCHES = 0.65, 16
-MOST_RECORD_US = 50.0  # that keeping a device busy takes the host; the first may load something, another be held up
-LEAST_LAUNCHES = 4  # launches of a config, from which on they tell what is usual for it
+MAX_RECORD_US = 50.0  # that keeping a device busy takes the host; the first may load something, another be held up
+MIN_LAUNCHES = 4  # launches of a config, from which on they tell what is usual for it
 ENOUGH_BEHIND = 4  # calls that find a device behind the host, after one that waited: then it is left alone
-MOST_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
+MAX_SHORT = 16  # calls in turn in which the device waited though it was kept busy: it cannot be
 # For how long a device was busy, over what it was asked for: the middle of so many counts, those beyond are other work's.
-STRETCHES, LEAST_STRETCH, MOST_STRETCH = 5, 0.25, 8.0
+STRETCHES, MIN_STRETCH, MAX_STRETCH = 5, 0.25, 8.0
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class HeadStart:
         return cost_us
 
     def _record_us(self) -> float:
-        return min(*self._records_us, MOST_RECORD_US) if self._records_us else 0.0
+        return min(*self._records_us, MAX_RECORD_US) if self._records_us else 0.0
 
     def _stretch(self) -> float:
         return statistics.median(self._stretches) if self._stretches else 1.0
@@ -108,14 +108,14 @@ class HeadStart:
     def _usual_us(self, config: Config, share: float = USUAL_SHARE) -> float:
         """That a share of the launches of a config took the host no longer than; of those of any, while there are few."""
         of_any, own = (sorted(self._hosts_us.get(which, ())) for which in (None, config))
-        if len(own) >= LEAST_LAUNCHES:
+        if len(own) >= MIN_LAUNCHES:
             return own[int(share * (len(own) - 1))]
         usual_us = of_any[int(share * (len(of_any) - 1))] if of_any else 0.0
         least_us = min(own, default=0.0)  # it may take longer than those of others, or something held it up
-        return max(usual_us, least_us) if HOST_TIME_MARGIN * least_us <= MOST_US else usual_us
+        return max(usual_us, least_us) if HOST_TIME_MARGIN * least_us <= MAX_US else usual_us
 
     def _can_help(self, config: Config) -> bool:
-        return self._keep_busy is not None and HOST_TIME_MARGIN * self._usual_us(config) <= MOST_US
+        return self._keep_busy is not None and HOST_TIME_MARGIN * self._usual_us(config) <= MAX_US
 
     def give(self, config: Config) -> Head | None:
         """Keep the device busy, where it would wait for the launch of a config; None where it is left alone."""
@@ -165,13 +165,13 @@ class HeadStart:
             if not head.before.query():  # it is behind the host
                 self._wanted -= 1
             self._short = self._short + 1 if waited and not head.short_us else 0
-            if self._short > MOST_SHORT:
+            if self._short > MAX_SHORT:
                 self._keep_busy = None
         return waited and self._can_help(config)
 
     def read(self, head: Head, us: float) -> None:
         """Note for how long a device was kept busy, by its own moments."""
-        if head.asked_us and LEAST_STRETCH <= (stretch := us / head.asked_us) <= MOST_STRETCH:
+        if head.asked_us and MIN_STRETCH <= (stretch := us / head.asked_us) <= MAX_STRETCH:
             self._stretches = (*self._stretches[1 - STRETCHES :], stretch)
         head.us = us
         self._spare.append(head.before)

@@ -22,16 +22,16 @@ BATCH = 16  # launches handed to a device at once
 EARLY_STOP_SAMPLES = 3  # before an early stop, where samples are so short that one may show a stumble of the host
 SHORT_US = 1000.0  # a sample as short as this may show a stumble of the host; a longer one is the device's
 # The first sample may be so many times the others: a warm-up (a recorded space on one GPU, each config)
-FIRST_TIMES = 2.0
+FIRST_FACTOR = 2.0
 WINDOW = 0.05  # configs so much slower than the best are timed no further: none of them is a finalist
 
 # When samples count as disturbed by a neighbour's work: the quickest fifth of them ends a share of `DISTURBED` below the
-# median. Or, of at least `BIMODAL_FROM` samples, a share of `BIMODAL`, and `BIMODAL_TIMES` the spread within that fifth:
+# median. Or, of at least `BIMODAL_FROM` samples, a share of `BIMODAL`, and `BIMODAL_FACTOR` the spread within that fifth:
 # then there are two kinds of samples.
-DISTURBED, BIMODAL, BIMODAL_TIMES, BIMODAL_FROM = 0.15, 0.03, 3.0, 20
+DISTURBED, BIMODAL, BIMODAL_FACTOR, BIMODAL_FROM = 0.15, 0.03, 3.0, 20
 
-MOST_BURSTS = 3  # of samples, if none is free of neighbours
-AGAIN_TIMES = 10  # no further burst once all together have taken so many times `timed_s`
+MAX_BURSTS = 3  # of samples, if none is free of neighbours
+AGAIN_FACTOR = 10  # no further burst once all together have taken so many times `timed_s`
 DIGITS = 4  # of a sample in microseconds behind the point: no clock tells 0.1 ns, and what lies beyond fills stores
 
 
@@ -58,7 +58,7 @@ def collect(
     bursts = [_burst(sample, timed_s, limits, most, precise_s)]
     if len(bursts[0]) < MIN_SAMPLES:
         return bursts[0], 0.0  # timing ended early
-    while len(bursts) < MOST_BURSTS and time.perf_counter() - began < AGAIN_TIMES * timed_s:
+    while len(bursts) < MAX_BURSTS and time.perf_counter() - began < AGAIN_FACTOR * timed_s:
         if _quietest(bursts)[1] == 0.0 and (alone or len(bursts) > 1):
             break
         again = replace(limits, early_stop_us=math.inf)
@@ -73,7 +73,7 @@ def _quietest(bursts: Sequence[tuple[float, ...]]) -> tuple[tuple[float, ...], f
     quick_us = min(_quick_us(burst) for burst in bursts)
     quickest_us, gap_us = min(best), median_us - quick_us
     two_kinds = len(best) >= BIMODAL_FROM and gap_us > max(
-        BIMODAL * median_us, BIMODAL_TIMES * (_quick_us(best) - quickest_us)
+        BIMODAL * median_us, BIMODAL_FACTOR * (_quick_us(best) - quickest_us)
     )
     return best, gap_us / median_us if two_kinds or gap_us > DISTURBED * quick_us else 0.0
 
@@ -96,7 +96,7 @@ def _burst(
         samples = sample(1)
         while min(samples) > limits.early_stop_us:
             enough = EARLY_STOP_SAMPLES if samples[0] <= SHORT_US else 2
-            if len(samples) >= enough or samples[0] > max(FIRST_TIMES * limits.early_stop_us, SHORT_US):
+            if len(samples) >= enough or samples[0] > max(FIRST_FACTOR * limits.early_stop_us, SHORT_US):
                 return _rounded(samples)
             samples += sample(1)
         each_s = max(time.perf_counter() - began, 1e-6)

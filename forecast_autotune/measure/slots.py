@@ -19,7 +19,7 @@ _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
 _DEPTH = 4  # of containers in a slot in which tensors are looked for
-_LEAST_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
+_MIN_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
 _NOTHING = object()  # in a slot that is empty
 
 Whole = bool | Literal["numbers"]
@@ -494,6 +494,6 @@ def label(key: Hashable, position: int = 0) -> str:
 
     parts = key if type(key) is tuple else (key,)
     told = (*PLAIN, torch.dtype, torch.device, Enum)
-    if all(isinstance(part, told) and not (isinstance(part, int) and part >= _LEAST_ADDRESS) for part in parts):
+    if all(isinstance(part, told) and not (isinstance(part, int) and part >= _MIN_ADDRESS) for part in parts):
         return str(key)
     return f"{type(key).__name__} {position}"

@@ -64,8 +64,8 @@ _KEPT = (
 _COMPILERS = ("gcc", "g++", "cc", "c++", "clang", "clang++", "ld", "as", "ninja", "nvcc")
 TRITON_FOLDER = "triton"  # of a box's folder: where Triton keeps what it compiled
 _NOBODY = 65534
-_MOST_PROCESSES = 256  # that a box may hold: a compiler's pipeline takes a dozen
-_MOST_IDS = 450  # of a namespace; threads take one each, and the kernel sets 300 aside
+_MAX_PROCESSES = 256  # that a box may hold: a compiler's pipeline takes a dozen
+_MAX_IDS = 450  # of a namespace; threads take one each, and the kernel sets 300 aside
 _ALL_IDS = 1 << 22  # that Linux can count
 _WATCH_S = 0.02
 
@@ -357,7 +357,7 @@ def _become_nobody(folder: str) -> None:
 def _limit_processes_of_user() -> None:
     own = sum(1 for pid in process_ids() for thread in thread_ids(pid) if _owner(pid, thread) == os.geteuid())
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most = own + _MOST_PROCESSES
+    most = own + _MAX_PROCESSES
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
@@ -369,7 +369,7 @@ def _limit_ids() -> bool:
     """
     if tuple(int(n) for n in os.uname().release.split("-")[0].split(".")[:2]) < (6, 14):
         return False  # there is one limit then, and it is everybody's
-    limit = _MOST_IDS
+    limit = _MAX_IDS
     while (refused := _refusal_of_ids(limit)) == errno.EINVAL and limit < _ALL_IDS:
         limit *= 2
     return not refused
@@ -425,7 +425,7 @@ def _watch(first: int) -> NoReturn:
         if ended:
             _end_as(status)
         if _too_many_below(first):
-            os.write(2, f"more than {_MOST_PROCESSES} processes in a box: it was ended\n".encode())
+            os.write(2, f"more than {_MAX_PROCESSES} processes in a box: it was ended\n".encode())
             os.kill(first, signal.SIGKILL)
             os.waitpid(first, 0)
             os._exit(TOO_MANY)
@@ -435,11 +435,11 @@ def _watch(first: int) -> NoReturn:
 def _too_many_below(pid: int) -> bool:
     """Whether a process has too many descendants; it is not gone on counting then."""
     seen, waiting = 0, [pid]
-    while waiting and seen <= _MOST_PROCESSES:
+    while waiting and seen <= _MAX_PROCESSES:
         below = children_of(waiting.pop()) or set()
         seen += len(below)
         waiting += below
-    return seen > _MOST_PROCESSES
+    return seen > _MAX_PROCESSES
 
 
 TOO_MANY = 117

@@ -15,7 +15,7 @@ from .machine import own_bytes, process_ids
 
 START_S = 60.0  # for the first word of a worker; importing torch takes 2 s, from a cold network file system far longer
 WATCH_S = 0.1  # between two looks at what a worker takes
-MOST_BYTES = 64 << 20  # of an answer: a hostile worker's would fill the caller's memory
+MAX_BYTES = 64 << 20  # of an answer: a hostile worker's would fill the caller's memory
 
 
 class Worker:
@@ -47,7 +47,7 @@ class Worker:
         """
         self._await(timeout_s, watch)
         self._close_files()
-        message = self._channel.receive(MOST_BYTES)
+        message = self._channel.receive(MAX_BYTES)
         self.files = self._channel.files
         if "exit" in message:
             if type(message["exit"]) is not int:

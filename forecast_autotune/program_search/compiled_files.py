@@ -2,7 +2,7 @@
 
 A candidate may have written what it likes there, and may be writing still. So files are read through descriptors of the
 folders that they lie in: no link is followed, nothing but files is read, no deeper than Triton writes, and no more than
-`MOST_BYTES` and `MOST_FILES` in all.
+`MAX_BYTES` and `MAX_FILES` in all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .run_folders import remove
 
 BINARIES = (".cubin", ".hsaco")
 GROUP = "__grp__"  # begins the name of a file of Triton's that lists what belongs together
-MOST_FILES = 4096  # a kernel comes to ten
-MOST_BYTES = 256 << 20  # that are read of a folder: a kernel comes to half a megabyte
+MAX_FILES = 4096  # a kernel comes to ten
+MAX_BYTES = 256 << 20  # that are read of a folder: a kernel comes to half a megabyte
 
 
 def carry(compiled: Path, to: Path) -> None:
@@ -58,7 +58,7 @@ def _binaries(folder: Path) -> set[str]:
 
 def _files(compiled: Path) -> Iterator[tuple[str, str, bytes]]:
     """The files of a folder of Triton's: the key that names the folder of each, its own name, and what it holds."""
-    left, more = MOST_BYTES, iter(range(MOST_FILES))
+    left, more = MAX_BYTES, iter(range(MAX_FILES))
     with contextlib.suppress(OSError), _opened(str(compiled), os.O_DIRECTORY) as whole:
         for key in _names(whole, more):
             with contextlib.suppress(OSError), _opened(key, os.O_DIRECTORY, whole) as folder:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BATCHES = 7  # timed, of each size
 BATCH_S = 0.004  # that a batch lasts at least: a message there and back takes 60 us, which is taken off
-MOST_SETS = 24  # in a batch
+MAX_SETS = 24  # in a batch
 ALIGNMENT = 64
 GUARD_BYTES = 4096
 GUARD = 0xA5
@@ -51,7 +51,7 @@ LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
 OVERHEAD_RATIO, OVERHEAD_US = 1.5, 30.0  # of what a launch takes beyond the device's own time, against the seed's
-MOST_CONTRADICTED = 40  # batches of a size; a busy host is late in one of ten (H100), false events are always
+MAX_CONTRADICTED = 40  # batches of a size; a busy host is late in one of ten (H100), false events are always
 
 
 class WrongError(Exception):
@@ -554,11 +554,11 @@ class Exam:
         bytes_each = self._bytes(first)
         if self.is_seed:
             self.baseline.time_s[name] = took_s
-        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MOST_SETS * self.baseline.time_s.get(name, took_s))
+        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MAX_SETS * self.baseline.time_s.get(name, took_s))
         floor_us = self._floor_us(name, sizes)
         if self.task.device != "cpu":  # so many launches as of the seed, for what one hides is bounded by the batch
             took_s = self.baseline.time_s.get(name, took_s)
-        count = int(max(1, min(MOST_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
+        count = int(max(1, min(MAX_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
         beyond: list[float] = []  # of each batch, see `_beyond_us`
         contradicted, contradicted_s = 0, 0.0
@@ -574,7 +574,7 @@ class Exam:
                 beyond.append(_beyond_us(launch_us, took_s, count))
                 if self._is_contradicted(name, launch_us, took_s, count):
                     contradicted, contradicted_s = contradicted + 1, contradicted_s + took_s
-                    if contradicted > MOST_CONTRADICTED or contradicted_s > self.timeout_s:
+                    if contradicted > MAX_CONTRADICTED or contradicted_s > self.timeout_s:
                         raise _ImplausiblyFastError(
                             f"at {name}: events say {launch_us:.3g} us a launch, and by the caller's clock {count} of them "
                             f"took {1e6 * took_s:.3g} us, as before in {contradicted - 1} batches: its events do not "

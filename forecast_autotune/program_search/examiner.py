@@ -54,7 +54,7 @@ from .turns import turn_on
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 512 << 20  # of all arguments that are handed over at once
+MAX_BYTES = 512 << 20  # of all arguments that are handed over at once
 PINNED_BYTES = 128 << 20  # at least, on a GPU
 # Workers, of a candidate's further places: the driver starts one after the other, in 0.2 to 0.4 s (H100)
 CHECKED_IN = 2
@@ -493,7 +493,7 @@ class Examiner:
 def _handed_over_bytes(task: SearchTask) -> int:
     """Of the memory that arguments are handed over in: two sets at least. What a GPU reaches is pinned in each
     process, which takes the longer the more it is."""
-    most = min(MOST_BYTES, usable_memory_bytes() // 6)
+    most = min(MAX_BYTES, usable_memory_bytes() // 6)
     if task.device == "cpu":
         return most
     import torch

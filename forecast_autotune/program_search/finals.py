@@ -15,9 +15,9 @@ from .runners import Loadable, Preparer
 from .task import SearchTask, Sizes
 
 FINALISTS = 3
-MOST_BY_HAND = 3
+MAX_BY_HAND = 3
 ROUNDS = 2
-MOST_SHOWN = 200  # characters of a failure
+MAX_SHOWN = 200  # characters of a failure
 WORTHWHILE = 1.02  # a winner must beat the seed by so much, and by twice the error of the two
 
 
@@ -64,7 +64,7 @@ def run_finals(
         {one.digest: one for one in (simplest, *ran[:FINALISTS]) if one.digest != task.seed.digest}.values()
     )
     none_ran = "" if entrants else _none_ran(tried)
-    entrants += [one for one in task.hand_written[:MOST_BY_HAND] if one.digest not in {e.digest for e in entrants}]
+    entrants += [one for one in task.hand_written[:MAX_BY_HAND] if one.digest not in {e.digest for e in entrants}]
     finals = in_turns(task, (task.seed, *entrants), sizes, examiner, preparer)
     return _decided(finals[0], finals[1:], simplest, none_ran)
 
@@ -74,7 +74,7 @@ def _none_ran(tried: Sequence[TriedCandidate]) -> str:
     failure = next((one.outcome for one in tried if isinstance(one.outcome, Failure)), None)
     if failure is None:
         return "no candidate but the seed was tried"
-    why = shortened(failure.message.strip().partition("\n")[0], MOST_SHOWN)
+    why = shortened(failure.message.strip().partition("\n")[0], MAX_SHOWN)
     return f"no candidate but the seed ran; the first failed at the stage '{failure.stage}': {why}"
 
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 ROUND = 4  # tried between two rounds of forecasts; one of them at random
 RANDOM_EVERY = 4
 PROPOSALS = 16.0  # for each that is tried: to forecast one costs next to nothing
-MOST_WAITING = 256  # of what was proposed and not tried, the most promising
+MAX_WAITING = 256  # of what was proposed and not tried, the most promising
 DRY = 4  # rounds that try nothing, after which a search ends
 BUILDERS = 2  # builds beside each other; nothing is timed meanwhile
 
@@ -172,7 +172,7 @@ class SearchLoop:
         known = sorted((i for i in left if forecasts[i] is not None), key=lambda i: -_promise(forecasts[i], over))
         if unforecast:  # a surrogate that fails once is no reason to forget what waits
             known = [i for i in left if pool[i].digest in left_over]
-        self.waiting = {pool[i].digest: pool[i] for i in known[:MOST_WAITING]}
+        self.waiting = {pool[i].digest: pool[i] for i in known[:MAX_WAITING]}
         return chosen
 
     @staticmethod

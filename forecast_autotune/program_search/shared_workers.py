@@ -20,7 +20,7 @@ from .compiled_files import carry, compiled_to, forget
 from .exam import Exam, Question, StartedWorker
 
 UNLOAD_S = 10.0
-MOST_TRIED = 64  # by one worker: its box lets it compute for so long alone
+MAX_TRIED = 64  # by one worker: its box lets it compute for so long alone
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class SharedWorkers:
 
     def give_back(self, one: SharedWorker) -> None:
         """Let it wait for the next candidate; or end it where it has had its share, enough wait, or it is not well."""
-        if one.loaded < MOST_TRIED and one.unload():
+        if one.loaded < MAX_TRIED and one.unload():
             with self._lock:
                 if len(self._idle) < self._most:
                     self._idle.append(one)

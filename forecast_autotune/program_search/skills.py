@@ -21,7 +21,7 @@ from .candidate import Candidate, TriedCandidate
 from .lineage import TIE, Step, StepEffect, WalkedBack
 from .task import SearchTask
 
-MOST_SHOWN = 2_000  # characters of a difference
+MAX_SHOWN = 2_000  # characters of a difference
 # The knob of a skill that is a change of the text which no rewrite makes, and no proposer can repeat alone
 TEXT = "text"
 
@@ -230,7 +230,7 @@ def _intent(what: str, how: Value) -> str:
 
 def _difference(step: Step) -> str:
     lines = difflib.unified_diff(step.parent.source.splitlines(), step.child.source.splitlines(), lineterm="", n=1)
-    return "\n".join(list(lines)[2:])[:MOST_SHOWN]
+    return "\n".join(list(lines)[2:])[:MAX_SHOWN]
 
 
 def skills_in(folder: Path) -> list[StepSkill]:

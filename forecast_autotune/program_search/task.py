@@ -21,7 +21,7 @@ from ..errors import InvalidInputError
 from ..measure.probe import nvcc_path
 from .candidate import Candidate, normalised
 
-MOST_SEARCHED = 2  # sizes a candidate is timed at, where the caller does not say; the others are held out
+MAX_SEARCHED = 2  # sizes a candidate is timed at, where the caller does not say; the others are held out
 
 OF_FILE = ("cpp_sources", "inputs", "reference", "sizes")
 _OF_BUILD = ("extra_cflags", "extra_cuda_cflags", "extra_ldflags", "extra_include_paths", "no_implicit_headers")
@@ -457,7 +457,7 @@ def _split(
     cases: Mapping[str, Sizes], sizes: Mapping[str, Sizes] | None, held_out: Mapping[str, Sizes] | None
 ) -> tuple[dict[str, Sizes], dict[str, Sizes]]:
     """Which sizes candidates are timed at, and which are kept for the winner."""
-    searched = dict(sizes or list(cases.items())[:MOST_SEARCHED])
+    searched = dict(sizes or list(cases.items())[:MAX_SEARCHED])
     return searched, dict({n: s for n, s in cases.items() if n not in searched} if held_out is None else held_out)
 
 

@@ -21,7 +21,7 @@ from ..store.tuning_keys import KeyReader
 from . import segments
 from .location import ListedSegment, Location
 from .mirror import Mirror, remove_withdrawn
-from .segments import MOST_PACKED_BYTES, Contents, Withdrawn
+from .segments import MAX_PACKED_BYTES, Contents, Withdrawn
 
 if TYPE_CHECKING:
     import sqlite3
@@ -111,13 +111,13 @@ class Exchange:
         outcomes = decided = 0
         for start in range(0, len(listing), READ_AT_ONCE):
             batch = listing[start : start + READ_AT_ONCE]
-            too_large = [s for s in batch if s.size > MOST_PACKED_BYTES]
+            too_large = [s for s in batch if s.size > MAX_PACKED_BYTES]
             for segment in too_large:
                 self._complain(
                     f"segment {segment.path} of {self.location.shown} is left out: it has {segment.size} bytes"
                 )
             read: list[tuple[ListedSegment, Contents | None]] = [(segment, None) for segment in too_large]
-            for segment, data in self.location.read([s for s in batch if s.size <= MOST_PACKED_BYTES]):
+            for segment, data in self.location.read([s for s in batch if s.size <= MAX_PACKED_BYTES]):
                 read.append((segment, self._decoded(segment, data, program)))
             new = self.mirror.take(read)
             outcomes, decided = outcomes + new[0], decided + new[1]
@@ -271,7 +271,7 @@ class Exchange:
     def _read_folder(self, listing: Sequence[ListedSegment]) -> tuple[list[ListedSegment], list[Contents]]:
         readable, parts = [], []
         for start in range(0, len(listing), READ_AT_ONCE):
-            batch = [s for s in listing[start : start + READ_AT_ONCE] if s.size <= MOST_PACKED_BYTES]
+            batch = [s for s in listing[start : start + READ_AT_ONCE] if s.size <= MAX_PACKED_BYTES]
             for segment, data in self.location.read(batch):
                 if (contents := self._decoded(segment, data, None)) is not None:
                     readable.append(segment)

@@ -31,10 +31,10 @@ from .location import ENDING
 
 FORMAT = FileFormat(schema="forecast_autotune.segment", version=1)
 
-MOST_PACKED_BYTES = 2**24
+MAX_PACKED_BYTES = 2**24
 """Of a segment; a larger one is not read. One tuning run of 16 configs takes 2 kB."""
 
-MOST_BYTES = 2**27
+MAX_BYTES = 2**27
 """Of a segment's text."""
 
 WRITTEN_BYTES = 2**22
@@ -151,11 +151,11 @@ def decode(data: bytes, name: str, *, hardware: str, program: str, known: Progra
         InvalidInputError: its bytes are not those that it is named by, it is cut off, damaged, of another format or
             version, about something else, or too large; or a line of it is broken.
     """
-    if len(data) > MOST_PACKED_BYTES:
-        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MOST_PACKED_BYTES}: it is not read")
+    if len(data) > MAX_PACKED_BYTES:
+        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MAX_PACKED_BYTES}: it is not read")
     if name_of(data) != name.rpartition("/")[2]:
         raise InvalidInputError(f"{name} does not hold what it is named by: it is cut off or was changed")
-    lines = unpack_lines(data, name, most_bytes=MOST_BYTES)
+    lines = unpack_lines(data, name, most_bytes=MAX_BYTES)
     accepted = f"the first line of a segment begins with {to_text(FORMAT.header)[:-1]}"
     header = encoding.fields(from_text(next(lines, ""), f"the first line of {name}"), f"the first line of {name}")
     FORMAT.check(header, Path(name), accepted=accepted, remedy="update the older of the two machines")

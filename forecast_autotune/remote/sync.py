@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 FRESH_S = 60.0  # a listing is good for so long, in all processes of a machine
 OTHERS_FRESH_S = 3600.0  # one of other hardware, which only seeds forecasts
 IDLE_S = 30.0  # without anything to do, after which the thread ends; the next thing to do starts another
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # after a failure: doubled each time
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # after a failure: doubled each time
 END_S = 5.0  # a process that ends waits for what it has to send or copy, if nothing failed; the next one does the rest
 
 Folder = tuple[str, str]  # digests of hardware and program
@@ -194,7 +194,7 @@ class Sync:
         """Wait for something to do; False where there was nothing for long. Then what runs beside this process has ended."""
         with self._changed:
             if self._failures and not self._wanted:
-                self._changed.wait(min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)))
+                self._changed.wait(min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1)))
                 return True
             if self._changed.wait_for(lambda: not self._idle, IDLE_S):
                 return True

@@ -29,11 +29,11 @@ from ..store.sqlite import SqliteStore
 from . import segments
 from .exchange import READ_AT_ONCE, Complain
 from .location import ENDING, LAYOUT, ListedSegment, Location
-from .segments import MOST_PACKED_BYTES, Contents
+from .segments import MAX_PACKED_BYTES, Contents
 
 FORMAT = FileFormat(schema="forecast_autotune.pack", version=1)
 MANIFEST, CARD = "manifest.json", "README.md"
-MOST_MANIFEST_BYTES = 2**24  # 150,000 segments
+MAX_MANIFEST_BYTES = 2**24  # 150,000 segments
 
 _PATH = re.compile(rf"{LAYOUT}/([0-9a-f]{{32}})/([0-9a-f]{{32}})/([0-9a-f]{{32}}{re.escape(ENDING)})")
 
@@ -118,8 +118,8 @@ def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[ListedSeg
     Raises:
         InvalidInputError: it is another one, or none.
     """
-    if len(data) > MOST_MANIFEST_BYTES:
-        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MOST_MANIFEST_BYTES}: it is not read")
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}: it is not read")
     if digest and (seen := hashlib.sha256(data).hexdigest()) != digest:
         raise InvalidInputError(
             f"{name} has the digest {seen}, not {digest} as it is pinned: it was changed, or is cut off"
@@ -193,8 +193,8 @@ def _read_segment(folder: Path, segment: ListedSegment, program: Program | None,
     """What a segment of a pack in a folder holds, nothing where it is not as it must be; None where it is not there."""
     path = folder / segment.path
     try:
-        if path.stat().st_size > MOST_PACKED_BYTES:
-            raise InvalidInputError(f"{path} has more than {MOST_PACKED_BYTES} bytes")
+        if path.stat().st_size > MAX_PACKED_BYTES:
+            raise InvalidInputError(f"{path} has more than {MAX_PACKED_BYTES} bytes")
         return segments.decode(
             path.read_bytes(), segment.path, hardware=segment.hardware, program=segment.program, known=program
         )

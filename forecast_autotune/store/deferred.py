@@ -12,7 +12,7 @@ from .pending import keep_pending
 if TYPE_CHECKING:
     import sqlite3
 
-MOST_NOTED = 64  # pending keys that a process remembers having noted: programs meet ever new ones
+MAX_NOTED = 64  # pending keys that a process remembers having noted: programs meet ever new ones
 
 
 class DeferredWrites:
@@ -39,7 +39,7 @@ class DeferredWrites:
         """Note a pending key; False where this process has noted it already."""
         if pending.digest in self._noted:
             return False
-        if len(self._noted) >= MOST_NOTED:
+        if len(self._noted) >= MAX_NOTED:
             self._noted.clear()  # a process that meets one of them again writes it again
         self._noted.add(pending.digest)
         self._pending.append(pending)

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 LARGEST = 10**300
 """As a number, what lies beyond cannot be calculated with."""
 
-MOST_COUNTED = 2**53  # the largest whole number up to which floats are exact
+MAX_COUNTED = 2**53  # the largest whole number up to which floats are exact
 FASTEST_US, SLOWEST_US = 1e-100, 1e100
 """Times that are no time; quotients of those between, and their squares, are finite numbers."""
 
@@ -113,7 +113,7 @@ def number_field(data: Mapping[str, object], name: str, what: str, default: floa
 def cost_field(data: Mapping[str, object], name: str, what: str) -> float:
     """Seconds that something took."""
     cost_s = number_field(data, name, what, 0.0)
-    if not 0 <= cost_s <= MOST_COUNTED:
+    if not 0 <= cost_s <= MAX_COUNTED:
         raise InvalidInputError(f"{what} has {name} {shown(cost_s)}: it must be seconds that passed")
     return cost_s
 
@@ -124,9 +124,9 @@ def optional_number(data: Mapping[str, object], name: str, what: str) -> float |
 
 
 def count_field(data: Mapping[str, object], name: str, what: str, default: int | None = None) -> int:
-    """A field that must hold a whole number from 0 to `MOST_COUNTED`."""
+    """A field that must hold a whole number from 0 to `MAX_COUNTED`."""
     value = data.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNTED:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNTED:
         raise InvalidInputError(f"{what} has {name} {shown(value)}: it must be a whole number that counts something")
     return value
 

@@ -10,7 +10,7 @@ from ..core.text import plain
 from ..core.user_warnings import warn_user
 from ..errors import StoreWarning
 
-MOST_SHOWN = 2_000  # characters of a warning
+MAX_SHOWN = 2_000  # characters of a warning
 
 _HELD = threading.local()  # warnings held back by this thread, for all stores
 
@@ -30,7 +30,7 @@ class HeldWarnings:
         """Warn of one kind of trouble, unless this store has warned of it before; within `held`, at its end."""
         if about not in self._given and not self.quiet:
             self._given.add(about)
-            _waiting().append(plain(text[:MOST_SHOWN]))  # it may quote a name that a stranger wrote
+            _waiting().append(plain(text[:MAX_SHOWN]))  # it may quote a name that a stranger wrote
             if not getattr(_HELD, "depth", 0):
                 _release()
 

@@ -28,7 +28,7 @@ from .decisions import import_decision, stored_decisions
 from .encoding import Json, from_text, to_text
 from .outcomes import keep_outcome, stored_outcomes
 from .rows import Complain, Ids, StoredDecision, StoredOutcome, TuningKey
-from .textfile import MOST_BYTES, MOST_STREAMED_BYTES, stream_lines
+from .textfile import MAX_BYTES, MAX_STREAMED_BYTES, stream_lines
 from .tuning_keys import KeyReader, keep_tuning_key
 
 if TYPE_CHECKING:
@@ -136,15 +136,15 @@ def encode_decided(
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Every entry of an exported file of up to `textfile.MOST_BYTES`, each line checked.
+    """Every entry of an exported file of up to `textfile.MAX_BYTES`, each line checked.
 
     Raises:
         OSError, InvalidInputError: as `stream_entries`.
     """
-    return list(stream_entries(path, most_bytes=MOST_BYTES))
+    return list(stream_entries(path, most_bytes=MAX_BYTES))
 
 
-def stream_entries(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterator[Entry]:
+def stream_entries(path: Path, *, most_bytes: int = MAX_STREAMED_BYTES) -> Iterator[Entry]:
     """The entries of an exported file, read one by one; what is wrong with any line is raised at the end.
 
     Raises:

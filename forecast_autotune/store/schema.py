@@ -271,7 +271,7 @@ TABLES = frozenset(name for statements in MIGRATIONS for name in re.findall(r"CR
 _COMPUTED = -2  # in SQLite's list of an index's columns: an expression
 
 
-MOST_ROWS = 2**62  # of a table; SQLite numbers them up to twice that, and then takes no more
+MAX_ROWS = 2**62  # of a table; SQLite numbers them up to twice that, and then takes no more
 
 
 class NewerSchemaError(Exception):
@@ -303,7 +303,7 @@ def version_of(connection: sqlite3.Connection) -> int:
         used_up = (
             numbered
             and connection.execute(
-                "SELECT 1 FROM sqlite_sequence WHERE typeof(seq) IN ('integer', 'real') AND seq > ?", (MOST_ROWS,)
+                "SELECT 1 FROM sqlite_sequence WHERE typeof(seq) IN ('integer', 'real') AND seq > ?", (MAX_ROWS,)
             ).fetchone()
         )
         own = _made_by(version) if 0 < version <= VERSION else {}

@@ -335,7 +335,7 @@ def on_scale_of(
     return {c: o.scaled(factor) if isinstance(o, Measurement) else o for c, o in packed.items()}
 
 
-MOST_OPEN = 4
+MAX_OPEN = 4
 """Stores of `open_local_store` whose files stay open, three descriptors each: a test suite may set one for each test."""
 
 _OPENED: dict[tuple[object, ...], SqliteStore] = {}  # the one asked for last at the end
@@ -362,6 +362,6 @@ def open_local_store(settings: Settings) -> SqliteStore:
 def _opened(key: tuple[object, ...], make: Callable[[], SqliteStore]) -> SqliteStore:
     with _OPENING:
         store = _OPENED[key] = _OPENED.pop(key) if key in _OPENED else make()
-        for other in list(_OPENED.values())[:-MOST_OPEN]:
+        for other in list(_OPENED.values())[:-MAX_OPEN]:
             other.connection.rest()
         return store

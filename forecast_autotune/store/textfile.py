@@ -15,19 +15,19 @@ from ..errors import InvalidInputError
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
-MOST_BYTES = 2**29
+MAX_BYTES = 2**29
 """Of a text, uncompressed. A recording of 11,130 configs on one GPU takes 20 MB; what is read takes ten times its size."""
 
-MOST_STREAMED_BYTES = 2**34
+MAX_STREAMED_BYTES = 2**34
 """Of a text that is read line by line, uncompressed. A store of a million outcomes is exported as 1.8 GB."""
 
-MOST_LINE_BYTES = 2**27
+MAX_LINE_BYTES = 2**27
 """Of one such line: a tuning run's outcomes, a kilobyte each, and what it tuned."""
 
 _AT_ONCE = 2**20
 
 
-def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: Path, *, most_bytes: int = MAX_BYTES) -> str:
     """The whole text of a file, uncompressed if it is gzip, whatever its name.
 
     Raises:
@@ -46,11 +46,11 @@ def read_text(path: Path, *, most_bytes: int = MOST_BYTES) -> str:
     return _decoded(bytes(data), path, 0)
 
 
-def stream_lines(path: Path, *, most_bytes: int = MOST_STREAMED_BYTES) -> Iterator[str]:
+def stream_lines(path: Path, *, most_bytes: int = MAX_STREAMED_BYTES) -> Iterator[str]:
     """The lines of a text, read one by one, uncompressed if the file is gzip.
 
     Raises:
-        OSError, InvalidInputError: as `read_text`, with a limit for all and `MOST_LINE_BYTES` for one line.
+        OSError, InvalidInputError: as `read_text`, with a limit for all and `MAX_LINE_BYTES` for one line.
     """
     with _unpacked(path) as file:
         yield from _lines(file, path, most_bytes)
@@ -65,7 +65,7 @@ def unpack_lines(data: bytes, name: str, *, most_bytes: int) -> Iterator[str]:
         InvalidInputError: as `stream_lines`.
     """
     with _gunzipped(BytesIO(data), name) as file:
-        yield from _lines(file, name, min(most_bytes, MOST_LINE_BYTES))
+        yield from _lines(file, name, min(most_bytes, MAX_LINE_BYTES))
 
 
 def pack_lines(lines: Iterable[str]) -> bytes:
@@ -77,10 +77,10 @@ def pack_lines(lines: Iterable[str]) -> bytes:
 
 def _lines(file: BinaryIO, name: Path | str, most_bytes: int) -> Iterator[str]:
     at = 0
-    longest = min(MOST_LINE_BYTES, most_bytes)
+    longest = min(MAX_LINE_BYTES, most_bytes)
     while line := file.readline(longest + 1):
-        if len(line) > MOST_LINE_BYTES or at + len(line) > most_bytes:
-            what, most = ("a line", MOST_LINE_BYTES) if len(line) > MOST_LINE_BYTES else ("text", most_bytes)
+        if len(line) > MAX_LINE_BYTES or at + len(line) > most_bytes:
+            what, most = ("a line", MAX_LINE_BYTES) if len(line) > MAX_LINE_BYTES else ("text", most_bytes)
             raise InvalidInputError(f"{name} holds {what} of more than {most >> 20} MiB: split it into several files")
         yield _decoded(line, name, at)
         at += len(line)

@@ -44,7 +44,7 @@ REST_S = 60.0  # before a model that was in trouble is tried again
 # What a model answers holds by a factor of 1, give or take this: more than trees, which were fitted on times
 DOUBT = 0.5
 DEFAULT_SIGMA = 0.03  # of the default against itself: a config measured again differs by 3 %
-MOST_NOTED = 20_000  # answers in a process that has no store for them
+MAX_NOTED = 20_000  # answers in a process that has no store for them
 
 # Tokens that an answer may take, with what a chat format puts around a prompt.
 ANSWER_ROOM = {"logits": 64, "reasoned": 64 + ANSWER_TOKENS}
@@ -387,7 +387,7 @@ class _Notes:
         return {digest: kept[digest] for digest in digests if digest in kept}
 
     def keep_answers(self, answers: Mapping[str, Bins]) -> None:
-        self._kept = dict(list({**self._kept, **answers}.items())[-MOST_NOTED:])
+        self._kept = dict(list({**self._kept, **answers}.items())[-MAX_NOTED:])
 
 
 class _Trouble:

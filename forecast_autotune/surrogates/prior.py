@@ -32,7 +32,7 @@ FP8_PRODUCTS = Path(__file__).with_name("products_fp8.json")  # and for those of
 # Version 2 holds trees alone, 3 knows no CUDA.
 FORMAT = FileFormat(schema="forecast_autotune.prior", version=4, reads_too=(2, 3))
 REMEDY = "run 'make fit', or install the package again"
-LEAST_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
+MIN_DESCRIBED = 0.5  # share of a space's configs whose launches must be described for the trees to be used
 
 MOSTLY_DESCRIBED = 0.7  # beyond this share, a config is not described because its variant refuses it
 REFUSED_FAILS = 0.97  # such configs fail: all 400 of them did on the suite's Triton kernels
@@ -194,7 +194,7 @@ class Prior:
         if self.cuda is not None and job.workload.program.language == "cuda":
             return self.cuda.of_launches(described, job)
         known = np.array([bool(d) for d in described])
-        if not self.feature.size or known.sum() < max(1.0, LEAST_DESCRIBED * len(described)):
+        if not self.feature.size or known.sum() < max(1.0, MIN_DESCRIBED * len(described)):
             return None
         features = launch_features(described, job.hardware)
         expected = self.expected(features)

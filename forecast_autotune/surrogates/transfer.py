@@ -36,7 +36,7 @@ FAILED_BELOW = 0.5  # octaves under the slowest that ran: where a config that fa
 FLOORS = ((SAME_PRODUCT, 0.12), (SAME_VENDOR, 0.25), (OTHER, 0.45))  # deviation left however well recordings agree
 DOUBT = 0.1  # a prediction holds by a factor of 1, give or take this; at 0.7, 20 tries ended 3 to 7 % slower
 USUAL_SPREAD = 0.6  # deviation of log2 speed-ups over a space for which floors hold
-LEAST_SPREAD = 0.2  # share of a floor that is left
+MIN_SPREAD = 0.2  # share of a floor that is left
 BLUR = 0.25  # added to a recording's own uncertainty before it is weighted by it
 RESULT_COUNT = 6  # outcomes after which recordings are weighted by how well they predicted them, at most squared
 
@@ -173,7 +173,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     closest = max(s.likeness if speedups else s.at_any_size for s in sources)
     floor = next((floor for weight, floor in FLOORS if closest >= weight), FLOORS[-1][1])
     # Where all configs do nearly alike in the recordings, they will for this job, and be off by less.
-    floor *= min(1.0, max(LEAST_SPREAD, float(mean.std()) / USUAL_SPREAD))
+    floor *= min(1.0, max(MIN_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
     # Around each one's median: how the default did in a recording moves all configs alike, and so tells none from another.
     apart = np.sqrt(weights)[:, None] * (off - np.median(off, axis=1, keepdims=True))

@@ -7,7 +7,7 @@ import math
 from ..core.forecast import Abstention, Forecast
 
 ONE_RUN_SIGMA = 0.5  # octaves: how far a single run may be off
-LEAST_SIGMA = 0.5  # octaves: no forecast counts as surer than this where it could end a measurement
+MIN_SIGMA = 0.5  # octaves: no forecast counts as surer than this where it could end a measurement
 SURE_SIGMAS = 3.0
 
 
@@ -26,6 +26,6 @@ def early_stop_us(best_us: float, reference_us: float, forecast: Forecast | Abst
     expected, precision = 0.0, 0.0
     if isinstance(forecast, Forecast):
         expected = math.log2(reference_us / best_us) - forecast.mean
-        precision = 1 / max(forecast.sigma, LEAST_SIGMA) ** 2
+        precision = 1 / max(forecast.sigma, MIN_SIGMA) ** 2
     octaves = ONE_RUN_SIGMA**2 * (SURE_SIGMAS * math.sqrt(precision + ONE_RUN_SIGMA**-2) - expected * precision)
     return best_us * float(2 ** max(octaves, 1.0))

@@ -16,7 +16,7 @@ from .noise import noise_log
 log = logging.getLogger(__name__)
 failures_log = logging.getLogger("forecast_autotune.tuner.failures")  # a public name, whatever this module is called
 
-MOST_SHOWN = 300  # characters of a failure's message
+MAX_SHOWN = 300  # characters of a failure's message
 
 
 def warn_that_none_ran(findings: Findings) -> None:
@@ -75,4 +75,4 @@ def _in_one_line(message: str) -> str:
     """The first and the last line of a message: compilers put the place in the first and the cause in the last."""
     lines = message.strip().splitlines() or [message]
     text = " … ".join(dict.fromkeys(plain(line).strip() for line in (lines[0], lines[-1])))
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -16,7 +16,7 @@ from .trials import Trials
 
 FINALISTS = 4  # the best so many are timed again, beside the default
 FINALIST_WINDOW = 0.05  # and only those within so much of the best: campaigns differ by 3 % (FAIR benchmark hub, A4000)
-MOST_ROUNDS = 4  # more than one only while it is open who is the fastest
+MAX_ROUNDS = 4  # more than one only while it is open who is the fastest
 
 
 class Finals:
@@ -124,7 +124,7 @@ def _time_in_turns(
     """
     again: dict[Config, Measurement] = {}
     until_s = state.budget.spent_s + within_s
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         if state.budget.spent_s > until_s:
             return {}
         for config in (*finalists, *reversed(finalists)):

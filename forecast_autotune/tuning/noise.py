@@ -13,7 +13,7 @@ noise_log = logging.getLogger("forecast_autotune.tuner.noise")  # a public name,
 # Of 15,275 measurements on an idle H200 (89 recorded spaces, 2026) half vary by less than 0.8 %, one in a thousand by more
 # than 15 % and one by more than 20 %; on two cores that others use too (EPYC, gemm_few_rows), one in five.
 NOISY = 0.2
-LEAST_SAMPLES = 5  # fewer show no spread
+MIN_SAMPLES = 5  # fewer show no spread
 
 _warned_of: list[str] = []  # the key whose noise this process has reported
 
@@ -48,7 +48,7 @@ def report_noise(state: RunState) -> None:
 
 def spread_of(samples_us: tuple[float, ...]) -> float:
     """The range in which the middle half of some samples lies, as a share of their median; 0 where they are too few."""
-    if len(samples_us) < LEAST_SAMPLES:
+    if len(samples_us) < MIN_SAMPLES:
         return 0.0
     low, median, high = statistics.quantiles(samples_us, n=4, method="inclusive")
     return (high - low) / median

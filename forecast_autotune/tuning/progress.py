@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 progress_log = logging.getLogger("forecast_autotune.progress")  # a public name: its level alone counts
 
 FIRST_S = 0.5  # until a run is seen, where its line is redrawn
-MOST_LINES = 3  # of keys tuned within `BURST_S`; more make one line together
+MAX_LINES = 3  # of keys tuned within `BURST_S`; more make one line together
 BURST_S = 10.0
 PAUSE_S = 3.0  # without another key, after which the keys that came together are summed up
 STOP_S = 1.0  # for the ticking thread to end; longer only where a terminal takes no text
@@ -176,7 +176,7 @@ class _Board:
                 self._keys, self._closed = [self._keys[i] for i in recent], [self._closed[i] for i in recent]
             self._keys.append(key)
             self._closed.append(now)
-            self._is_burst |= len(self._keys) > MOST_LINES
+            self._is_burst |= len(self._keys) > MAX_LINES
             if not self._is_burst:
                 screen.say(closing_line(key, screen.columns))
             elif screen.replaces:

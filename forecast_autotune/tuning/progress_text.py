@@ -16,8 +16,8 @@ from ..core.job import Job, Progress
 from ..core.space import Space
 from ..core.text import plain
 
-LEAST_NAME = 7  # characters that stay of a name which is cut
-MOST_KEY = 60  # characters of a key
+MIN_NAME = 7  # characters that stay of a name which is cut
+MAX_KEY = 60  # characters of a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
     name = plain(job.workload.program.name)
     return TunedKey(
         name=name,
-        key=cut(plain(str(job.workload)).removeprefix(name), MOST_KEY),
+        key=cut(plain(str(job.workload)).removeprefix(name), MAX_KEY),
         digest=short(job.digest),
         config=plain(varying_knobs(decision.config, job.space)),
         gain=_gain(job, decision),
@@ -139,10 +139,10 @@ def as_seconds(seconds: float) -> str:
 
 
 def fitted(name: str, rest: str, columns: int | None) -> str:
-    """A name and what follows it; to fit the columns, the name goes without its module, then is cut to `LEAST_NAME`."""
+    """A name and what follows it; to fit the columns, the name goes without its module, then is cut to `MIN_NAME`."""
     if columns is None or cells(name + rest) <= columns:
         return name + rest
-    return cut(name.rpartition(".")[2] or name, max(LEAST_NAME, columns - cells(rest))) + rest
+    return cut(name.rpartition(".")[2] or name, max(MIN_NAME, columns - cells(rest))) + rest
 
 
 def cut(text: str, columns: int | None) -> str:

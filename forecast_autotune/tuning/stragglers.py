@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 ABANDON_AFTER_MEDIANS = 3.0  # give up waiting for a build after this many times the median of the others
 ABANDON_UNPROMISING_AFTER_MEDIANS = 1.5  # and after this many, where no gain is forecast of it
 PROMISING = 0.01  # octaves that a config is expected to gain over the best so far
-LEAST_BUILDS = 4  # that others can be compared with
-LEAST_WAIT_S = 0.5  # for any build: a core may be busy with something else for a moment
+MIN_BUILDS = 4  # that others can be compared with
+MIN_WAIT_S = 0.5  # for any build: a core may be busy with something else for a moment
 CACHED_S = 0.03  # what took less came from a cache, and tells nothing
 
 
@@ -28,7 +28,7 @@ def patience_s(took_s: Sequence[float], waited_s: float, gain: Callable[[], floa
     usual_s = usual_build_s(took_s)
     if usual_s == math.inf:
         return math.inf
-    left_s = max(LEAST_WAIT_S, ABANDON_UNPROMISING_AFTER_MEDIANS * usual_s) - waited_s
+    left_s = max(MIN_WAIT_S, ABANDON_UNPROMISING_AFTER_MEDIANS * usual_s) - waited_s
     if left_s <= 0 and (longer_s := ABANDON_AFTER_MEDIANS * usual_s - waited_s) > 0 and gain() >= PROMISING:
         return longer_s
     return max(0.0, left_s)
@@ -37,4 +37,4 @@ def patience_s(took_s: Sequence[float], waited_s: float, gain: Callable[[], floa
 def usual_build_s(took_s: Sequence[float]) -> float:
     """What a build usually takes, by those of the run so far; infinite without enough of them."""
     built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
-    return statistics.median(built_s) if len(built_s) >= LEAST_BUILDS else math.inf
+    return statistics.median(built_s) if len(built_s) >= MIN_BUILDS else math.inf

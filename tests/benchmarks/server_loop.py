@@ -36,7 +36,7 @@ MODES = ("first", "online", "tune")
 MODES_ON_A_GPU = (*MODES, "stock")
 KEYS = 40
 SECONDS = 90.0  # of each mode
-MOST_ROWS = 2048
+MAX_ROWS = 2048
 WIDTH = 256  # of a row of the C++ function: a batch of 2,048 rows is 2 MiB
 SIDE = 4096  # of the matmul's weights
 COMPARED = ("p50", "p99", "late_p50")
@@ -128,7 +128,7 @@ def measured_of(tuned: Any) -> int:
 def serve(given: argparse.Namespace) -> dict[str, float]:
     """Serve requests for a while, in this process's mode; how long they took."""
     draws = random.Random(0)
-    sizes = draws.sample(range(1, MOST_ROWS), given.keys)
+    sizes = draws.sample(range(1, MAX_ROWS), given.keys)
     request, measured = products(sizes, given.serve) if given.gpu else normalizations(sizes, given.builds)
     took_us: list[float] = []
     late_us: list[float] = []

@@ -781,7 +781,7 @@ def test_a_config_that_changes_what_the_front_end_reads_has_its_own_run() -> Non
 
 
 def test_the_front_end_keeps_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_source, "MOST_LOWERED", 2)
+    monkeypatch.setattr(triton_source, "MAX_LOWERED", 2)
     source = compiler(scale, (half(4096), 4096)).source
     front_end = triton_source.FrontEnd()
     for block in (64, 128, 256, 512, 1024):

@@ -56,7 +56,7 @@ BUDGET = 6
 HURRIED = Patience(grace_s=0.1, beat_s=0.1, silent_s=5.0)
 WARY = replace(HURRIED, silent_s=1.0)  # where one dies or stands still: on a busy machine others are silent as long
 DEAF = replace(HURRIED, call_s=0.7)
-MOST_PAUSE_S = 0.2  # between two calls of the kernel that ask for the decision again
+MAX_PAUSE_S = 0.2  # between two calls of the kernel that ask for the decision again
 SHARED_S = 0.3  # for a config: a rank that helps must have met the key before the leader is through with them all
 
 
@@ -448,7 +448,7 @@ def _decide(scenario: Scenario, folder: Path, rank: int) -> RankReport:
         # The calls that follow, as a front end makes them.
         while pause_s is not None and latest.retry_after_s is not None:
             time.sleep(pause_s)
-            calls, pause_s = calls + 1, min(2 * pause_s, MOST_PAUSE_S)
+            calls, pause_s = calls + 1, min(2 * pause_s, MAX_PAUSE_S)
             latest = decide(job, request, previous_decision=latest.decision, **acting)
     return RankReport(
         rank=rank,
@@ -496,7 +496,7 @@ def _learn(scenario: Scenario, folder: Path, rank: int) -> RankReport:
                     if learned.retry_after_s is None:
                         decided.append(learned.decision)
                         return
-                    calls.rest(MOST_PAUSE_S)
+                    calls.rest(MAX_PAUSE_S)
 
         thread = threading.Thread(target=learns, daemon=True)
         thread.start()

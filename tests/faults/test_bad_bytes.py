@@ -664,7 +664,7 @@ ODD_FILES: dict[str, Callable[[Path], None]] = {
     "No such file": lambda path: path.symlink_to(path),
     "": lambda path: path.write_bytes(b""),
 }
-MOST_MEMORY = 3 * 2**30
+MAX_MEMORY = 3 * 2**30
 
 
 @pytest.mark.thorough
@@ -701,7 +701,7 @@ def test_an_endless_or_unusual_file_is_refused_in_bounded_time_and_memory(
 
 
 def limit_memory() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
 
 
 def test_parsers_fuzzed_by_coverage_raise_only_their_documented_errors(tmp_path: Path, faults: Ledger) -> None:

@@ -23,7 +23,7 @@ from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.frontends.online.learning import AnotherThreadError, Learning
 from forecast_autotune.measure import call_schedule, call_turns, head_start, launch_windows, real_calls
-from forecast_autotune.measure.call_trial import MOST_PAIRS, MOST_THROWN
+from forecast_autotune.measure.call_trial import MAX_PAIRS, MAX_THROWN
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 
 DEFAULT, FAST, SLOW, BROKEN = (Config({"n": n}) for n in range(4))
@@ -121,7 +121,7 @@ class TestRealCalls(MeasurerContract):
     def test_what_needs_no_telling_apart_takes_few_calls(self) -> None:
         outcome = self.make_measurer().measure(FAST, TimingLimits(early_stop_us=1e6, best_us=100.0))
         assert isinstance(outcome, Measurement)
-        assert len(outcome.samples_us) < MOST_PAIRS
+        assert len(outcome.samples_us) < MAX_PAIRS
 
     def test_a_slow_one_is_out_after_one_call(self) -> None:
         outcome = self.make_measurer().measure(SLOW, TimingLimits(early_stop_us=200.0, best_us=100.0))
@@ -420,7 +420,7 @@ def test_what_keeps_no_device_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     slow, fast = program.measure(SHORT_US)
     assert slow.median_us == pytest.approx(30.0)
     assert fast.median_us == pytest.approx(25.0)
-    assert len(program.kept_busy) <= head_start.MOST_SHORT + 2
+    assert len(program.kept_busy) <= head_start.MAX_SHORT + 2
 
 
 def test_a_launch_that_something_holds_up_keeps_no_device_busy_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -742,7 +742,7 @@ def test_a_comparison_that_another_thread_prevents_is_made_later() -> None:
     calls = RealCalls(
         incumbent=DEFAULT, default=DEFAULT, allowance=allowance, share=1.0, new_event=device.event, may_compare=lambda: True,
     )  # fmt: skip
-    busy = iter(range(3 * MOST_THROWN))  # comparisons of others that are met
+    busy = iter(range(3 * MAX_THROWN))  # comparisons of others that are met
 
     def compare(_: Config, __: object) -> None:
         if next(busy, None) is not None:

@@ -107,7 +107,7 @@ LIMITED = """
 import os
 from forecast_autotune.processes import box
 
-box._MOST_IDS = 20  # less than any kernel lets a namespace be held to, as 450 is where there are 64 CPUs
+box._MAX_IDS = 20  # less than any kernel lets a namespace be held to, as 450 is where there are 64 CPUs
 if not box._own_namespace():
     print("none")
 elif child := os.fork():

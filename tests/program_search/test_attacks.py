@@ -548,7 +548,7 @@ def test_what_triton_compiled_is_carried_on_and_no_link_is_followed(tmp_path: Pa
 def test_of_what_a_candidate_left_no_more_is_read_than_triton_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forecast_autotune.program_search.compiled_files.MOST_BYTES", 1000)
+    monkeypatch.setattr("forecast_autotune.program_search.compiled_files.MAX_BYTES", 1000)
     one, other = tmp_path / "one", tmp_path / "other"
     (one / "KEY" / "deeper").mkdir(parents=True)
     for name in ("KEY/deeper/a.cubin", "KEY/a.cubin", "KEY/huge.cubin", "KEY/z.cubin", "a.cubin"):

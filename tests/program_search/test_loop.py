@@ -213,7 +213,7 @@ def test_what_waits_outlasts_a_round_without_forecasts(tmp_path: Path) -> None:
 
 def test_what_waits_is_bounded_and_nothing_waits_without_forecasts(tmp_path: Path) -> None:
     loop = a_search(tmp_path / "a", 9, forecaster=Oracle(), proposals=200.0)
-    with patch.object(loop_module, "MOST_WAITING", 20):
+    with patch.object(loop_module, "MAX_WAITING", 20):
         loop.run()
     assert len(loop.waiting) == 20
     assert not loop.waiting.keys() & {t.candidate.digest for t in loop.archive}

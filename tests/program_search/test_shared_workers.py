@@ -243,7 +243,7 @@ def test_one_that_hangs_is_not_asked_twice(bench: Bench, monkeypatch: pytest.Mon
 
 @boxed
 def test_one_has_its_share_and_ends(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_workers, "MOST_TRIED", 2)
+    monkeypatch.setattr(shared_workers, "MAX_TRIED", 2)
     bench.tried(RIGHT, ADDED, "out.copy_(x * 2)")
     assert len(bench.started) == 2
     assert bench.started[0].worker.has_ended
@@ -290,7 +290,7 @@ def test_those_that_wait_end_with_their_examiner(tmp_path: Path) -> None:
 
 
 def test_no_more_files_are_carried_than_kernels_come_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled_files, "MOST_FILES", 50)
+    monkeypatch.setattr(compiled_files, "MAX_FILES", 50)
     compiled = tmp_path / "compiled"
     for key in ("a", "b"):
         (compiled / key).mkdir(parents=True)

@@ -160,11 +160,11 @@ def test_one_broken_line_and_nothing_is_taken() -> None:
 
 def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = gzip.compress(b'{"schema": "' + b" " * 2**28)
-    assert len(bomb) < segments.MOST_PACKED_BYTES
+    assert len(bomb) < segments.MAX_PACKED_BYTES
     with pytest.raises(InvalidInputError, match="more than 128 MiB"):
         read(bomb)
     with pytest.raises(InvalidInputError, match="it is not read"):
-        read(bytes(segments.MOST_PACKED_BYTES + 1))
+        read(bytes(segments.MAX_PACKED_BYTES + 1))
 
 
 # What is merged ---------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from forecast_autotune.store import database, encoding, filesystem, process_hook
 from forecast_autotune.store.database import connect
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.rows import TuningKey
-from forecast_autotune.store.sqlite import MOST_OPEN, SqliteStore, open_local_store
+from forecast_autotune.store.sqlite import MAX_OPEN, SqliteStore, open_local_store
 from forecast_autotune.surrogates.transfer import most_alike
 
 
@@ -334,12 +334,12 @@ def test_one_store_for_each_folder_in_a_process_and_none_in_mode_forecast(tmp_pa
 
 def test_the_last_few_stores_stay_open_and_the_others_open_again(tmp_path: Path) -> None:
     job = a_job()
-    stores = [open_local_store(Settings(dir=tmp_path / str(number))) for number in range(MOST_OPEN + 3)]
+    stores = [open_local_store(Settings(dir=tmp_path / str(number))) for number in range(MAX_OPEN + 3)]
     for number, store in enumerate(stores):
         assert open_local_store(Settings(dir=tmp_path / str(number))) is store
         store.record_decision(job, a_decision(job))
         store.note_pending(a_job(key={"n": 5}), "not allowed")
-    assert [store.connection.is_open for store in stores] == [False] * 3 + [True] * MOST_OPEN
+    assert [store.connection.is_open for store in stores] == [False] * 3 + [True] * MAX_OPEN
     assert all(store.decision(job) for store in stores)
     assert [len(StoreFile(tmp_path / str(number)).pending()) for number in range(len(stores))] == [1] * len(stores)
     for store in stores:

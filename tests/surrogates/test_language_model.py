@@ -301,7 +301,7 @@ def test_an_answer_is_reused_unless_the_model_or_the_form_changes() -> None:
 
 
 def test_without_a_store_a_process_remembers_and_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language_model, "MOST_NOTED", 83)
+    monkeypatch.setattr(language_model, "MAX_NOTED", 83)
     model = Talking()
     surrogate = LanguageModelSurrogate(model)
     for n, asked in ((1, 83), (1, 83), (2, 166), (1, 249)):

@@ -30,7 +30,7 @@ WARM_UP = 0.05  # share of the steps in which the rate rises; it falls to a twen
 WEIGHT_DECAY = 0.1
 UNNAMED = 0.5  # share of prompts that do not name the device, so that its sheet is read
 WITHOUT_HISTORY = 0.4  # share of prompts without other spaces' times, and likewise without skills
-MOST_LINES = 200_000  # whose tokens are kept
+MAX_LINES = 200_000  # whose tokens are kept
 LOOKS = 12  # checkpoints, each with a score on the spaces held back, over the whole training
 LOOKED_AT = 48  # configs of each
 CHECKPOINT = "checkpoint"
@@ -80,7 +80,7 @@ class Batches:
             ids = self.lines.get(line)
             if ids is None:
                 ids = self.lines[line] = encoded(self.tokenizer, [line])[0]
-                if len(self.lines) > MOST_LINES:
+                if len(self.lines) > MAX_LINES:
                     self.lines.clear()
             row += ids
         return row

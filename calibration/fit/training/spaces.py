@@ -88,7 +88,7 @@ def read_spaces(paths: Iterable[Path]) -> tuple[RecordedSpace, ...]:
     return spaces
 
 
-LEAST_MEASURED = 4  # configs of a stored space: of fewer there are hardly pairs
+MIN_MEASURED = 4  # configs of a stored space: of fewer there are hardly pairs
 
 
 def stored_spaces(folder: Path) -> tuple[RecordedSpace, ...]:
@@ -103,7 +103,7 @@ def stored_spaces(folder: Path) -> tuple[RecordedSpace, ...]:
     spaces = []
     for recording in store.recordings():
         measured = sum(isinstance(o, Measurement) for o in recording.outcomes.values())
-        if recording.hardware.kind in REHEARSAL_KINDS or measured < LEAST_MEASURED:
+        if recording.hardware.kind in REHEARSAL_KINDS or measured < MIN_MEASURED:
             continue
         kernel = recording.workload.program.name.rpartition(".")[2]
         name = f"{kernel}.{recording.workload.digest[:8]}.{recording.hardware.name}.{recording.toolchain.digest[:8]}"

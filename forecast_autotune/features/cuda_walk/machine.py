@@ -32,11 +32,11 @@ from .values import (
 if TYPE_CHECKING:
     from .world import World
 
-MOST_STEPS = 20_000  # statements of one kernel, loops going once: more is no kernel that people write by hand
-MOST_CALLS = 40  # within each other
-MOST_BITS = 64  # of a number: one that grows beyond is no number of C++
-MOST_HEADER_TRIPS = 64  # of a loop whose variable is no sum of equal steps
-MOST_HOST_TRIPS = 256
+MAX_STEPS = 20_000  # statements of one kernel, loops going once: more is no kernel that people write by hand
+MAX_CALLS = 40  # within each other
+MAX_BITS = 64  # of a number: one that grows beyond is no number of C++
+MAX_HEADER_TRIPS = 64  # of a loop whose variable is no sum of equal steps
+MAX_HOST_TRIPS = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,7 @@ class Machine:
             AbstainError: there were too many, or they took too long.
         """
         self._steps += 1
-        if self._steps > MOST_STEPS:
+        if self._steps > MAX_STEPS:
             raise AbstainError("too many steps")
         if time.monotonic() > self.world.until:
             raise AbstainError("it takes too long")
@@ -194,7 +194,7 @@ class Machine:
     ) -> Any:
         """Run a function of the text; arguments are values, or places where parameters are references."""
         self.step()
-        if self._calls >= MOST_CALLS:
+        if self._calls >= MAX_CALLS:
             raise AbstainError("calls without end")
         self._calls += 1
         before = self.frame, self.mask, self.dead, self.gone, self.result, self.is_sure, self.weight
@@ -565,7 +565,7 @@ class Machine:
         if any(not isinstance(value, int) for value in before.values()):
             return None
         taken: dict[str, list[Any]] = {key: [] for key in before}
-        for _ in range(MOST_HEADER_TRIPS):
+        for _ in range(MAX_HEADER_TRIPS):
             for key, values in taken.items():
                 values.append(frame[key])
             distances: list[Any] = [None if c is None else self._distance(c) for c in code.conditions]
@@ -583,7 +583,7 @@ class Machine:
         return None
 
     def _host_loop(self, code: LoopCode) -> None:
-        for trip in range(MOST_HOST_TRIPS):
+        for trip in range(MAX_HOST_TRIPS):
             self.step()
             if not (code.is_do and trip == 0):
                 distances: list[Any] = [None if c is None else self._distance(c) for c in code.conditions]
@@ -763,7 +763,7 @@ def arithmetic(machine: Machine, operator: str, a: Any, b: Any) -> Any:
     whole: tuple[Any, ...] = (bool, int, np.ndarray, np.generic)
     if isinstance(a, whole) and isinstance(b, whole):
         result = _OF_NUMBERS[operator](a, b)
-        return UNKNOWN_INT if isinstance(result, int) and result.bit_length() > MOST_BITS else result
+        return UNKNOWN_INT if isinstance(result, int) and result.bit_length() > MAX_BITS else result
     compares = operator in _COMPARISONS
     if isinstance(a, (*whole, float)) and isinstance(b, (*whole, float)):
         if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):

@@ -19,8 +19,8 @@ _REGISTERS = re.compile(r"\b__maxnreg__\s*\([^()]*\)")  # tree-sitter's grammar 
 _ALIGNED = re.compile(r"\b__align__\s*\(")  # nor this, an older way to write it
 _DEFINED = re.compile(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))")
 _UNROLL = re.compile(r"unroll\b(?!\s*\(?\s*1\s*\)?\s*$)")
-MOST_NESTED = 32  # macros within macros, headers within headers
-MOST_CHARACTERS = 2_000_000  # of a text with its headers and of what macros stand for; the suite's have 9,000
+MAX_NESTED = 32  # macros within macros, headers within headers
+MAX_CHARACTERS = 2_000_000  # of a text with its headers and of what macros stand for; the suite's have 9,000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Preprocessor:
         return "".join(self._parts)
 
     def _read(self, text: str, beside: str | None, depth: int) -> None:
-        if depth > MOST_NESTED:
+        if depth > MAX_NESTED:
             raise AbstainError("headers without end")
         self._count(len(text))
         text = _COMMENT.sub(lambda match: match[1] or " ", text.replace("\\\n", " "))
@@ -154,7 +154,7 @@ class Preprocessor:
 
     def expand(self, text: str, depth: int = 0, hidden: frozenset[str] = frozenset()) -> str:
         """The text with macros replaced, and those in what replaces them."""
-        if depth > MOST_NESTED:
+        if depth > MAX_NESTED:
             raise AbstainError("macros without end")
         parts, at = [], 0
         while (match := _TOKEN.search(text, at)) is not None:
@@ -190,7 +190,7 @@ class Preprocessor:
 
     def _count(self, characters: int) -> None:
         self._characters += characters
-        if self._characters > MOST_CHARACTERS:
+        if self._characters > MAX_CHARACTERS:
             raise AbstainError("a text that is too long, or macros without end")
 
 

@@ -26,10 +26,10 @@ from .values import (
     StructType,
 )
 
-MOST_THREADS = 1024  # of a block (CUDA programming guide, technical specifications)
-MOST_LAUNCHES = 64
+MAX_THREADS = 1024  # of a block (CUDA programming guide, technical specifications)
+MAX_LAUNCHES = 64
 # Of all launches of a call, each with an array of all sampled threads; a launch of the suite has 29.
-MOST_ACCESSES = 10_000
+MAX_ACCESSES = 10_000
 _WORD = re.compile(r"[A-Za-z_]\w*\Z")
 
 
@@ -91,7 +91,7 @@ class World:
             AbstainError: there were too many.
         """
         self._accesses += 1
-        if self._accesses > MOST_ACCESSES:
+        if self._accesses > MAX_ACCESSES:
             raise AbstainError("too many accesses")
 
     # Names ------------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class World:
         settings: Sequence[Any],
     ) -> None:
         """Run a kernel for a sample of its threads, and note what they do."""
-        if len(self.launches) >= MOST_LAUNCHES:
+        if len(self.launches) >= MAX_LAUNCHES:
             raise AbstainError("too many launches")
         grid, block = (_extents(host, value) for value in settings[:2])
         shared = host.value_of(settings[2]) if len(settings) > 2 else 0
@@ -195,7 +195,7 @@ class World:
             raise AbstainError("shared memory of unknown size")
         if min(*grid, *block) < 1:
             raise RefusedError("a launch of no size")
-        if block[0] * block[1] * block[2] > MOST_THREADS:
+        if block[0] * block[1] * block[2] > MAX_THREADS:
             raise RefusedError("a block of too many threads")
         threads = SampledThreads(grid, block)
         machine = Machine(self, threads)

@@ -30,7 +30,7 @@ from .stragglers import is_left_behind, wait_after_all
 log = logging.getLogger(__name__)
 
 TIMED_S = 0.025  # of each candidate: as long as Inductor would at most
-LEAST_US = 0.1  # that a call adds, whatever the noise of two times says
+MIN_US = 0.1  # that a call adds, whatever the noise of two times says
 _CLOCK_LOCK = fork_safe_lock()  # whoever holds it has Inductor's benchmarker timing by our clock
 
 
@@ -242,7 +242,7 @@ def _clock_in(benchmarker: Any, device: Any, *, added: bool) -> Iterator[None]:
         call()  # it is compiled and loaded, and raises here if it does not run
         clock.synchronize()
         once_us = timed_us(call)
-        us = max(timed_us(lambda: (call(), call())) - once_us, LEAST_US) if added else once_us
+        us = max(timed_us(lambda: (call(), call())) - once_us, MIN_US) if added else once_us
         return us / 1e3
 
     benchmarker.benchmark_gpu = benchmark_gpu

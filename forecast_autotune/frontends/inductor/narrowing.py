@@ -39,14 +39,14 @@ from .stragglers import LEFT_BEHIND, is_left_behind
 
 log = logging.getLogger(__name__)
 
-LEAST_CHANCE = 1e-9  # of running: its logarithm is finite
+MIN_CHANCE = 1e-9  # of running: its logarithm is finite
 # Times what the library is forecast to take: where the best template is beyond, none is compiled. Of 275 products, those of
 # equal n and k left out, 47 % then have none, and 0.1 % is lost by that with a budget of 4 (`calibration fit-products`). Of
 # 196 products of fp8 55 % have none, and as much is lost.
 FAR_SLOWER = 1.2
 MARK = "forecast_autotune"  # in a candidate's annotations: its selection, and its config
 DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
-MOST_SELECTIONS = 256  # that are remembered
+MAX_SELECTIONS = 256  # that are remembered
 OTHER_RANKS = "this rank has not timed what the ranks decided on, and compiles its own best until the next process:"
 
 
@@ -204,7 +204,7 @@ class Narrowing:
             selection = self._select_anew(candidates_of(), request)
             with self._lock:
                 self._selections[key] = selection
-                while len(self._selections) > MOST_SELECTIONS:
+                while len(self._selections) > MAX_SELECTIONS:
                     del self._selections[next(iter(self._selections))]
         with self._lock:
             self.counts.products += 1
@@ -462,7 +462,7 @@ def promises(space: Space, forecasts: Sequence[Forecast | Abstention]) -> dict[C
     import numpy as np
 
     columns = columns_of(forecasts)
-    promise = columns.mean + np.log2(np.maximum(1.0 - columns.fail, LEAST_CHANCE))
+    promise = columns.mean + np.log2(np.maximum(1.0 - columns.fail, MIN_CHANCE))
     return dict(zip(space, np.nan_to_num(promise, nan=-np.inf).tolist(), strict=True))
 
 

@@ -17,7 +17,7 @@ LIBRARIES = "aten::"
 FORESEEN_ITEMSIZE, LONG_ROW = 2, 130  # bytes of an element; bytes that are multiplied for one of the results
 WIDEST = 16  # bytes of one access
 SMALL_SIDE, MANY_WAVES = 64, 32  # of a tile, two sides of which make a small one; programs for each unit of the device
-LEAST_SIDE = 16  # of a tile
+MIN_SIDE = 16  # of a tile
 TILES = ("BLOCK_M", "BLOCK_N", "BLOCK_K")
 SCALED_IN_LOOP = "TILE_SIZE_A"  # a parameter of the template that scales block by block: nothing that is described
 
@@ -124,9 +124,7 @@ def is_too_small(product: Product, knobs: Mapping[str, Any], hardware: Hardware)
     m, n = (knobs.get(name) for name in TILES[:2])
     if not (isinstance(m, int) and isinstance(n, int) and hardware.units):
         return False
-    small_m, small_n = (
-        min(SMALL_SIDE, max(LEAST_SIDE, 1 << (size - 1).bit_length())) for size in (product.m, product.n)
-    )
+    small_m, small_n = (min(SMALL_SIDE, max(MIN_SIDE, 1 << (size - 1).bit_length())) for size in (product.m, product.n))
     programs = product.batch * -(-product.m // m) * -(-product.n // n)
     return m * n < small_m * small_n and programs > MANY_WAVES * hardware.units
 

@@ -21,9 +21,9 @@ from .learning import Learning
 log = logging.getLogger(__name__)
 
 QUIET_S = 0.5  # after the first call of the newest key: a program's first step meets key after key, and needs the CPU
-MOST_QUIET_S = 30.0  # threads wait for that
-MOST_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
-MOST_WAITING = 1024  # of 17 KB each
+MAX_QUIET_S = 30.0  # threads wait for that
+MAX_THREADS = 128  # keys that are learned at once; further ones wait for the end of one
+MAX_WAITING = 1024  # of 17 KB each
 LEAVE_S = 2.0  # for threads to end with the process
 # Without a call, after which a key is learned another time: where others wait for a thread, and in any case, for its kernel
 # may be gone.
@@ -62,10 +62,10 @@ class Learners:
         with self._lock:
             waiting = [learning for learning in self._waiting if not learning.calls.over]
             waiting.sort(key=attrgetter("called_at"))
-            while waiting and len(self._threads) < MOST_THREADS and self._begin(waiting.pop()):
+            while waiting and len(self._threads) < MAX_THREADS and self._begin(waiting.pop()):
                 pass
             gone_at = time.monotonic() - GONE_S
-            self._waiting = [learning for learning in waiting[-MOST_WAITING:] if learning.called_at > gone_at]
+            self._waiting = [learning for learning in waiting[-MAX_WAITING:] if learning.called_at > gone_at]
             leaving = waiting[: len(waiting) - len(self._waiting)]
         for learning in leaving:
             learning.end(makes_way=True)
@@ -112,7 +112,7 @@ class Learners:
 
     def _await_quiet(self, learning: Learning) -> None:
         """Wait until every key that was met has been launched, and no new one was met for a while."""
-        ends = time.monotonic() + MOST_QUIET_S
+        ends = time.monotonic() + MAX_QUIET_S
         while not (learning.calls.over or at_work.over.is_set()) and (now := time.monotonic()) < ends:
             if now >= self._met_at + QUIET_S:
                 with self._lock:

@@ -29,9 +29,9 @@ from .values import (
     tuned_by,
 )
 
-MOST_SECTIONS = 2_000  # functions and classes read for one program; what lies beyond is only named
-MOST_ITEMS = 10_000  # of one container
-MOST_CHARS = 500  # of one value; a longer one is given by its digest
+MAX_SECTIONS = 2_000  # functions and classes read for one program; what lies beyond is only named
+MAX_ITEMS = 10_000  # of one container
+MAX_CHARS = 500  # of one value; a longer one is given by its digest
 
 
 class CodeText:
@@ -99,7 +99,7 @@ class CodeText:
             text = self._describe(value)
         finally:
             self._open.discard(id(value))
-        return text if len(text) <= MOST_CHARS else f"<{len(text)} characters, {digest(text)[:12]}>"
+        return text if len(text) <= MAX_CHARS else f"<{len(text)} characters, {digest(text)[:12]}>"
 
     def _describe(self, value: Any) -> str:
         kind = type(value)
@@ -133,12 +133,12 @@ class CodeText:
         name = "" if kind in (list, tuple, dict, set, frozenset) else kind.__qualname__
         if issubclass(kind, (dict, types.MappingProxyType)):
             mapping = [*dict.items(value)] if issubclass(kind, dict) else [*value.items()]
-            pairs = (f"{self.text_of(k)}: {self.text_of(v)}" for k, v in mapping[:MOST_ITEMS])
+            pairs = (f"{self.text_of(k)}: {self.text_of(v)}" for k, v in mapping[:MAX_ITEMS])
             return f"{name}{{{', '.join(pairs)}}}"
         if issubclass(kind, (set, frozenset)):
             return f"{name}{{{', '.join(sorted(self.text_of(v) for v in value))}}}"
         if issubclass(kind, (list, collections.deque)):
-            return f"{name}[{', '.join(self.text_of(v) for v in list(value)[:MOST_ITEMS])}]"
+            return f"{name}[{', '.join(self.text_of(v) for v in list(value)[:MAX_ITEMS])}]"
         if issubclass(kind, tuple):
             return f"{name}({', '.join(self.text_of(v) for v in tuple.__iter__(value))})"
         return None
@@ -203,7 +203,7 @@ class CodeText:
     def _read_waiting(self) -> None:
         while self._waiting:
             label, value = self._waiting.popleft()
-            if len(self._sections) < MOST_SECTIONS:
+            if len(self._sections) < MAX_SECTIONS:
                 self._sections.append("\n".join(section_lines(self, label, value)))
 
     def _kernel(self, value: Any) -> str:

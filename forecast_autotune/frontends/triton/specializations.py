@@ -12,7 +12,7 @@ from ...core.fork_safe_lock import fork_safe_lock
 from .call import TritonCall
 from .config_arguments import ConfigArguments, is_descriptor
 
-MOST_OTHERS = 8  # kernels of a key, beside the one in question, that are remembered
+MAX_OTHERS = 8  # kernels of a key, beside the one in question, that are remembered
 APART = 64  # calls of others in a row, after which the key is learned from these
 
 
@@ -57,7 +57,7 @@ class Specializations:
                 return True
             self._apart += 1
             if name not in self._others:
-                if len(self._others) >= MOST_OTHERS:
+                if len(self._others) >= MAX_OTHERS:
                     return False
                 self._others[name] = ConfigArguments.without_tensors(self._spec, self._theirs, args, kwargs)
             if self._apart < APART:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .triton_text import MOST_AXES, Change, Launch, ModuleText, bracketed, is_plain, words
+from .triton_text import MAX_AXES, Change, Launch, ModuleText, bracketed, is_plain, words
 
 PER_UNIT = (1, 2, 4, 8)  # programs that stay, for each multiprocessor
 PARTS = (2, 4, 8)
@@ -70,7 +70,7 @@ def _persistent(module: ModuleText, kernel: ast.FunctionDef) -> Iterator[Rewrite
         return
     counts = [f"fa_count{axis}" for axis in range(count)]
     place = ["fa_place"] if count == 1 else ["fa_place % fa_count0", "fa_place // fa_count0"]
-    if count == MOST_AXES:
+    if count == MAX_AXES:
         place[1:] = ["fa_place // fa_count0 % fa_count1", "fa_place // (fa_count0 * fa_count1)"]
     start, end = module.lines(kernel.body[0], kernel.body[-1])
     body = module.between(start, end, [(*module.span(call), name) for call, name in places])
@@ -165,7 +165,7 @@ def _split(module: ModuleText, kernel: ast.FunctionDef) -> Iterator[Rewrite]:
     """Parts of a loop in programs of their own, whose sums a second launch brings together, in order."""
     launches = module.launches(kernel)
     axis = _axes(module, kernel, launches)  # the one that parts lie along
-    if not 0 < axis < MOST_AXES or "fa_sums" in words(kernel):
+    if not 0 < axis < MAX_AXES or "fa_sums" in words(kernel):
         return
     asking = (kernel, *_called(module, kernel))
     if any(int(name[-1]) >= axis for each in asking for _, name in _places(module, each)):

@@ -12,7 +12,7 @@ from ...core.cached_property import cached_property
 
 Change = tuple[int, int, str]  # where it begins and ends, in bytes, and what stands there instead
 
-MOST_AXES = 3  # of a grid
+MAX_AXES = 3  # of a grid
 
 # What is asked of a tensor, and of nothing else that a launch is given.
 _OF_TENSORS = ("shape", "stride", "numel", "device", "dtype", "new_empty", "new_zeros", "size", "data_ptr")
@@ -166,7 +166,7 @@ class ModuleText:
                     changes.append((*self.span(each), bracketed(given[str(knob)])))
             if sum(isinstance(each, ast.Name) and each.id in told for each in ast.walk(node)) > len(changes):
                 return None  # knobs that are asked for in another way
-        if not isinstance(node, ast.Tuple) or not 1 <= len(node.elts) <= MOST_AXES:
+        if not isinstance(node, ast.Tuple) or not 1 <= len(node.elts) <= MAX_AXES:
             return None
         return tuple(self.between(*self.span(axis), changes) for axis in node.elts)
 

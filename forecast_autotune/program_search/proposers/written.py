@@ -28,9 +28,9 @@ ANSWER_S = 180.0  # that a turn waits for its answers
 ANSWER_TOKENS = 8_192
 # Programs cost tokens: of so many that are wanted one is asked for, and so many in one turn at most.
 SPARING, ASKED = 4, 16
-MOST_SOURCE = 60_000  # characters of a parent that a prompt holds
-MOST_SKILLS = 4
-MOST_SHOWN = 4_000  # characters of a sibling's difference, and of a failure's message
+MAX_SOURCE = 60_000  # characters of a parent that a prompt holds
+MAX_SKILLS = 4
+MAX_SHOWN = 4_000  # characters of a sibling's difference, and of a failure's message
 
 _BLOCK = re.compile(r"^<{7} SEARCH[ \t]*\n(.*?)^={7}[ \t]*\n(.*?)^>{7} REPLACE[ \t]*$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(r"^(?:<{7} SEARCH|>{7} REPLACE)", re.MULTILINE)
@@ -195,14 +195,14 @@ class ModelProposer:
             "call no library to compute for it. Names, arguments and outputs of its functions stay as they are.",
             f"Its knobs, set from outside: {parent.config}",
             *_times(view, parent),
-            "The program:\n" + _indented(parent.source[:MOST_SOURCE]),
+            "The program:\n" + _indented(parent.source[:MAX_SOURCE]),
             *_siblings(view, parent),
             *_skills(view, parent),
         ]
         failure = failed or view.last_failure
         if isinstance(of := None if failure is None else failure.outcome, Failure):
             whose = "This program" if failed is not None else "An earlier try"
-            parts.append(f"{whose} failed at the stage '{of.stage}':\n" + _indented(of.message[:MOST_SHOWN]))
+            parts.append(f"{whose} failed at the stage '{of.stage}':\n" + _indented(of.message[:MAX_SHOWN]))
         if why := self._refused.get(parent.digest):
             parts.append("An earlier answer was no use: " + quoted(why))
         return "\n\n".join([*parts, _FORM])
@@ -229,7 +229,7 @@ def _siblings(view: SearchView, parent: Candidate) -> list[str]:
             lines = difflib.unified_diff(
                 parent.source.splitlines(), one.candidate.source.splitlines(), lineterm="", n=1
             )
-            text = _indented("\n".join(list(lines)[2:])[:MOST_SHOWN])
+            text = _indented("\n".join(list(lines)[2:])[:MAX_SHOWN])
             told.append(f"With this change it was {which}, {one.time_us:.4g} us on average:\n{text}")
     return told
 
@@ -238,7 +238,7 @@ def _skills(view: SearchView, parent: Candidate) -> list[str]:
     """What helped in earlier searches, as measured, and may here."""
     told = [
         f"{quoted(str(skill))}" + (f"\n{_indented(skill.difference)}" if skill.difference else "")
-        for skill in view.fitting(parent)[:MOST_SKILLS]
+        for skill in view.fitting(parent)[:MAX_SKILLS]
     ]
     return (
         ["Steps that made programs faster, each measured with it and without it:\n" + "\n".join(told)] if told else []

@@ -20,7 +20,7 @@ from ..encoding import Json, from_text
 from ..rows import TuningKey
 from ..textfile import read_text, write_lines
 
-MOST_FILE_BYTES = 2**22
+MAX_FILE_BYTES = 2**22
 """Of one config file: the largest that vLLM 0.33 and SGLang 0.5.23 ship has 5 KB."""
 
 OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
@@ -223,7 +223,7 @@ def read_object(path: Path) -> Json:
         OSError: it cannot be read.
         InvalidInputError: it is no plain file, too large, no text, or something else.
     """
-    value = from_text(read_text(path, most_bytes=MOST_FILE_BYTES), str(path))
+    value = from_text(read_text(path, most_bytes=MAX_FILE_BYTES), str(path))
     if not isinstance(value, dict):
         raise InvalidInputError(f"{path} holds {shown(value)}: a config file is one JSON object")
     return value

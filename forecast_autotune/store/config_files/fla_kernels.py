@@ -21,7 +21,7 @@ from ...errors import InvalidInputError
 from ..encoding import KEY_DEPTH, Json
 from .base import OPTIONS, ConfigFile, Export, ImportedFiles, Tuned, Where, checked_knobs, function_of, read_object
 
-MOST_ENTRIES = 100_000
+MAX_ENTRIES = 100_000
 
 _KERNEL = re.compile(r"[A-Za-z_]\w{0,199}")
 _BY_OTHERS = (
@@ -94,8 +94,8 @@ class FlaKernels:
             raise InvalidInputError(
                 f"{path} has no autotune_entries, default_config or kwargs: it is no config file of FLA"
             )
-        if entries and len(entries) > MOST_ENTRIES:
-            raise InvalidInputError(f"{path} has {len(entries)} entries: {MOST_ENTRIES} at most are read")
+        if entries and len(entries) > MAX_ENTRIES:
+            raise InvalidInputError(f"{path} has {len(entries)} entries: {MAX_ENTRIES} at most are read")
         kept: Json = {}
         for number, entry in enumerate((entries or {}).values(), start=1):
             what = f"{path}, entry {number},"

@@ -44,7 +44,7 @@ ROW = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warp
 WHERE = ("M", "E", "N", "K", "dtype", "block_shape", "per_channel_quant", "down", "device_name")
 """What may be stated of keys."""
 
-MOST_ROWS = 4096
+MAX_ROWS = 4096
 
 # Where a key of one's own may name them; `w2` is the second product's weights [E, K, N], as both programs call it.
 _PARTS = {
@@ -193,8 +193,8 @@ class FusedMoe:
             if missing := [name for name in ROW[:4] if name not in knobs]:  # 36 rows that SGLang ships have these alone
                 raise InvalidInputError(f"{path}, row {tokens}, sets no {', '.join(missing)}")
             rows[tokens] = knobs
-        if not rows or len(rows) > MOST_ROWS:
-            raise InvalidInputError(f"{path} has {len(rows)} rows: a config file has 1 to {MOST_ROWS}")
+        if not rows or len(rows) > MAX_ROWS:
+            raise InvalidInputError(f"{path} has {len(rows)} rows: a config file has 1 to {MAX_ROWS}")
         folder = path.absolute().parent.name
         inside = (folder,) if self.by_triton and _FOLDER.fullmatch(folder) else ()
         return PurePosixPath(*inside, path.name.replace(", ", ",")), rows

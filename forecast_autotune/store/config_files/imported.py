@@ -20,14 +20,14 @@ from ..encoding import Json, from_text, to_text
 from ..filesystem import make_folder
 from ..textfile import read_text, write_lines
 from . import FORMATS
-from .base import MOST_FILE_BYTES
+from .base import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
     from .base import ConfigFormat
 
 FOLDER = "config_files"
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """Looked at in one import: vLLM 0.33 and SGLang 0.5.23 together ship some 730."""
 
 log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
         for folder, _, names in os.walk(path, followlinks=False):
             plain = (Path(folder, name) for name in sorted(names))
             files += [(file, False) for file in plain if file.suffix == ".json" and stat.S_ISREG(file.lstat().st_mode)]
-            if len(files) > MOST_FILES:
-                raise InvalidInputError(f"{path} holds more than {MOST_FILES} JSON files: name the folder of configs")
+            if len(files) > MAX_FILES:
+                raise InvalidInputError(f"{path} holds more than {MAX_FILES} JSON files: name the folder of configs")
     return files
 
 
@@ -142,7 +142,7 @@ class _KeptFiles:
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
                 raise InvalidInputError("it is no plain file")
-            value = from_text(read_text(path, most_bytes=MOST_FILE_BYTES), path.name)
+            value = from_text(read_text(path, most_bytes=MAX_FILE_BYTES), path.name)
         except FileNotFoundError:
             return None
         except (OSError, InvalidInputError) as err:

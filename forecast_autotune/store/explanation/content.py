@@ -17,8 +17,8 @@ from ..rows import StoredOutcome
 from .failures_alike import FailuresAlike, failures_alike
 from .statements import statements_of
 
-MOST_OF_MESSAGE = 200  # characters of what was said of a failure; all of it with -v
-MOST_OF_VERSION = 32  # and of a tool's version
+MAX_OF_MESSAGE = 200  # characters of what was said of a failure; all of it with -v
+MAX_OF_VERSION = 32  # and of a tool's version
 
 
 def blocks_of(detail: DecisionDetail, *, verbose: bool) -> Iterator[Block]:
@@ -87,7 +87,7 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
         )
     yield "hardware", f"{place.hardware} {place.hardware.capability}".strip() + limit
     versions = place.toolchain.versions.items()
-    most = None if verbose else MOST_OF_VERSION
+    most = None if verbose else MAX_OF_VERSION
     yield "toolchain", ", ".join(f"{name} {shortened(version, most)}" for name, version in versions)
     if verbose or stored.hits:
         last = f", last {as_date(stored.hit_at)}" if stored.hit_at else ""
@@ -123,7 +123,7 @@ def _in_order(detail: DecisionDetail, config: Config) -> Config:
 
 def _failures(failures: list[FailuresAlike], *, verbose: bool) -> Table:
     """What failed by stage, what follows from that, and what to do."""
-    most = None if verbose else MOST_OF_MESSAGE
+    most = None if verbose else MAX_OF_MESSAGE
     return Table(
         ("failed at", "configs", "what was said of the first", "what follows", "what to do"),
         [(f.stage, str(f.count), shortened(f.message, most), f.follows, f.advice) for f in failures],
@@ -145,7 +145,7 @@ def _configs(detail: DecisionDetail, *, verbose: bool) -> Iterator[Block]:
     columns += ["who said what", "source of forecast", "run", "when"] if verbose else []
     rows = []
     for outcome, config in zip(touched, configs, strict=True):
-        message = "" if (said := _message(outcome)) in told else said if verbose else shortened(said, MOST_OF_MESSAGE)
+        message = "" if (said := _message(outcome)) in told else said if verbose else shortened(said, MAX_OF_MESSAGE)
         rows.append((*_cells(detail, outcome), str(config), message, *(_more_cells(outcome) if verbose else ())))
     some = [i for i, cells in enumerate(zip(*rows, strict=True)) if any(cells) or not columns[i]]
     yield Table([columns[i] for i in some], [[row[i] for i in some] for row in rows], right=("time", "speed", "fails"))

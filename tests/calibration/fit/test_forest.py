@@ -391,7 +391,7 @@ def test_a_missing_folder_is_made_and_only_the_model_is_left_in_it(traces: list[
 def test_a_model_that_would_grow_too_large_is_not_written(
     traces: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "MOST_BYTES", 1000)
+    monkeypatch.setattr(fitting, "MAX_BYTES", 1000)
     target = tmp_path / "m.json"
     target.write_text("as it was")
     assert "of 1000 it may: fit fewer than 2 trees" in refused(capsys, *traces, "--to", target)

@@ -308,7 +308,7 @@ def test_a_key_whose_first_call_raises_holds_nobody_up() -> None:
 
 
 def test_keys_that_are_no_longer_called_make_way_and_are_learned_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning_threads, "MOST_THREADS", 2)
+    monkeypatch.setattr(learning_threads, "MAX_THREADS", 2)
     monkeypatch.setattr(learning_threads, "IDLE_S", 0.2)
     monkeypatch.setattr(real_calls, "LOOK_S", 0.05)
     kernel = tuned(mode="online")
@@ -658,7 +658,7 @@ def test_whoever_leaves_wakes_one_thread_alone() -> None:
 
 
 def test_a_key_that_is_never_launched_holds_nobody_up_but_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning_threads, "MOST_QUIET_S", 0.2)
+    monkeypatch.setattr(learning_threads, "MAX_QUIET_S", 0.2)
     learners = Learners()
     never, learned = _learning(is_met=False), threading.Event()
     learners._known.add(never)
@@ -689,7 +689,7 @@ def test_keys_that_come_together_wait_for_one_and_the_same_while(monkeypatch: py
 @pytest.fixture
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Learners, Callable[[], None]]]:
     """Learners whose only thread is taken, and what lets it end."""
-    monkeypatch.setattr(learning_threads, "MOST_THREADS", 1)
+    monkeypatch.setattr(learning_threads, "MAX_THREADS", 1)
     learners, gate = Learners(), threading.Event()
     learners.start(_learning(is_met=True, decide=lambda: gate.wait(60)))  # type: ignore[arg-type,return-value]
     yield learners, gate.set
@@ -714,7 +714,7 @@ def test_of_keys_that_wait_for_a_thread_the_one_called_last_is_next(
 def test_of_too_many_keys_that_wait_those_called_longest_ago_make_way(
     one_thread: tuple[Learners, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learning_threads, "MOST_WAITING", 2)
+    monkeypatch.setattr(learning_threads, "MAX_WAITING", 2)
     learners, _ = one_thread
     keys = [_learning(is_met=True) for _ in range(4)]
     keys[2].called_at -= learning_threads.GONE_S + 1
@@ -727,8 +727,8 @@ def test_of_too_many_keys_that_wait_those_called_longest_ago_make_way(
 def test_a_waiting_key_that_makes_way_holds_nothing_and_is_learned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(learning_threads, "MOST_THREADS", 0)
-    monkeypatch.setattr(learning_threads, "MOST_WAITING", 1)
+    monkeypatch.setattr(learning_threads, "MAX_THREADS", 0)
+    monkeypatch.setattr(learning_threads, "MAX_WAITING", 1)
     kernel = tuned(mode="online")
 
     def learned() -> dict[Any, bool]:

@@ -432,7 +432,7 @@ def test_tensors_that_come_and_go_cost_a_few_walks_alone(monkeypatch: pytest.Mon
     few = len(walks)
     for _ in range(50):
         tuned(torch.ones(4))
-    assert len(walks) == few <= 2 * reached.MOST_IDLE_WALKS
+    assert len(walks) == few <= 2 * reached.MAX_IDLE_WALKS
 
 
 def test_a_block_that_keeps_a_history_has_one_key() -> None:

@@ -228,7 +228,7 @@ def test_of_very_many_a_drawn_part_is_described_in_about_the_time_there_is(
     assert len({i // 250 for i in told}) == 4, "of all parts of the space"
     assert [i for i, asked in enumerate(described.asked) if asked] == told
     assert f"{len(told)} of 1000 configs are described" in caplog.text
-    monkeypatch.setattr("forecast_autotune.features.lazy_static_features.MOST_CONFIGS", 30)
+    monkeypatch.setattr("forecast_autotune.features.lazy_static_features.MAX_CONFIGS", 30)
     assert sum(map(bool, LazyStaticFeatures(configs(1000), lambda _: {"n": 1.0}, longest_s=float("inf")))) == 30
 
 
