@@ -98,7 +98,7 @@ def test_what_is_decided_is_recalled_by_the_next_tuner_without_measuring() -> No
         launch(tuner, y, x)
         torch.testing.assert_close(y, 2 * x)
     (decided,), (recalled,) = first.decisions.values(), second.decisions.values()
-    assert decided.measured == 3
+    assert decided.tried == 3
     assert recalled.run == decided.run
     assert second.best_config.kwargs == first.best_config.kwargs
 
