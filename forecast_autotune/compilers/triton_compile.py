@@ -160,7 +160,7 @@ class SourceCompiler:
         results: _Results,
         on_wait: Callable[[float], float],
     ) -> bool:
-        """Wait until something is compiled, as long as the caller's patience lasts; whether anything was."""
+        """Wait until something is compiled, as long as `on_wait` says; whether anything was."""
         ended = [each for each in compiling if each.done()]
         while compiling and not ended:
             limit_s = on_wait(_waited_s(compiling, self.pool.clock()))
