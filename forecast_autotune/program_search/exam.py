@@ -15,7 +15,6 @@ import os
 import random
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +35,8 @@ if TYPE_CHECKING:
 
 BATCHES = 7  # timed, of each size
 BATCH_S = 0.004  # that a batch lasts at least: a message there and back takes 60 us, which is taken off
-MAX_SETS = 24  # in a batch
+MAX_SETS = 24  # in a batch; and elements that an error is told by, at least
+SMALL_BYTES = 4 << 20  # of calls that are made again with other inputs, guard zones included
 ALIGNMENT = 64
 GUARD_BYTES = 4096
 GUARD = 0xA5
@@ -46,7 +46,6 @@ TIMEOUT_RATIO, TIMEOUT_FLOOR_S = 30.0, 5.0
 SLOW_RATIO, SLOW_BATCHES = 1.2, 3  # what is so many times slower than the best in so many batches is timed no further
 # Of root-mean-square errors to the seed's: half precision in place of single is off by thousands
 PRECISION_RATIO = 16.0
-PRECISION_ELEMENTS = 64  # that the seed's error comes of, at least: that of a few is luck of the inputs
 LIGHT_RATIO = 0.8  # of the least time that the device's peaks allow: sheets are not exact
 SHIFT = 1  # elements off the usual alignment
 RESOLVED = 0.1  # of what a batch took that is its launches' at least, however long a message took
@@ -95,30 +94,18 @@ def further_checks(task: SearchTask) -> list[Question]:
     return [*corners, *(Question(name=name, sizes=sizes, shifted=True) for name, sizes in task.sizes.items())]
 
 
-@dataclass(slots=True)
-class _Deviation:
-    """The error (see `_error`) of the worst of some tensors, and how many elements they have together."""
-
-    error: float = 0.0
-    elements: int = 0
-
-    def add(self, error: float, elements: int) -> None:
-        self.error = max(self.error, error)
-        self.elements += elements
-
-
 @dataclass(slots=True, kw_only=True)
 class SeedBaseline:
     """What the seed has shown, which candidates are held against; filled in while the seed is examined.
 
-    By size: how far it is off, that of each gradient apart, whether it is exact on zeros and ones, runs at shifted
+    By size: its error (see `_error`), that of each gradient apart, whether it is exact on zeros and ones, runs at shifted
     addresses, and the time of a launch beyond the device's own. And the outputs whose elements are off by more than the
     tolerances where terms nearly cancel, by their place; gradients come after them.
     """
 
     rounds: set[int] = field(default_factory=set)
 
-    deviations: defaultdict[str, _Deviation] = field(default_factory=lambda: defaultdict(_Deviation))
+    errors: dict[str, float] = field(default_factory=dict)
     exact: dict[str, bool] = field(default_factory=dict)
     shifts: dict[str, bool] = field(default_factory=dict)
     overhead_us: dict[str, float] = field(default_factory=dict)
@@ -408,13 +395,13 @@ class Exam:
         kind = np.dtype(f"u{number.nbytes}")
         np.frombuffer(self.memory, kind, described["elements"], described["offset"])[:] = number.view(kind)
 
-    def judge(self, drawn: Sequence[_DrawnCall], name: str, *, exact: bool = False) -> dict[str, _Deviation]:
-        """Look at what each call wrote; how far it is off: of the outputs, and of each gradient.
+    def judge(self, drawn: Sequence[_DrawnCall], name: str, *, exact: bool = False) -> dict[str, float]:
+        """Look at what each call wrote; the error of the worst, see `_error`: of the outputs, and of each gradient.
 
         Raises:
             WrongError: an output or a gradient differs, an input was written to, or something beside them.
         """
-        deviations = defaultdict[str, _Deviation](_Deviation)
+        errors: dict[str, float] = {}
         for one in drawn:
             for place, (laid, value) in enumerate(one.inputs):
                 if not _is_kept(laid, value):
@@ -431,7 +418,7 @@ class Exam:
                 where = name if i < count else f"{name}, after the backward pass"
                 tolerances = (0.0, 0.0) if exact else self._tolerances(place)
                 error = self._error(output.to(expected.device), expected, tolerances, f"at {where}", place)
-                deviations[name].add(error, output.numel())
+                errors[name] = max(error, errors.get(name, 0.0))
             share = self._gradients_share(one.expected)
             of_arguments = zip(one.gradients, one.expected.gradients.items(), strict=True)
             for place, (gradient, (argument, expected)) in enumerate(of_arguments, count):
@@ -440,8 +427,8 @@ class Exam:
                     raise WrongError(f"at {where}: it is missing, or zero throughout, and the reference's is not")
                 tolerances = (0.0, 0.0) if exact else (share, share * _usual(expected))
                 error = self._error(gradient.to(expected.device), expected, tolerances, f"at {where}", place)
-                deviations[where].add(error, gradient.numel())
-        return deviations
+                errors[where] = max(error, errors.get(where, 0.0))
+        return errors
 
     def _tolerances(self, place: int) -> tuple[float, float]:
         """Of an output, relative and absolute."""
@@ -500,7 +487,7 @@ class Exam:
                 where = f"{one.name}, of zeros and ones"
                 self._like_the_seed(self.baseline.exact, where, one.name, one.sizes, alter=_zeros_and_ones, exact=True)
             else:
-                drawn = self.draw([(one.name, one.sizes)], twice=True)
+                drawn = self._draw_enough(one)
                 try:
                     self.launch(drawn, self.timeout_s)
                 except _UnfitError as err:
@@ -513,15 +500,22 @@ class Exam:
                     ) from None
                 self._precise(self.judge(drawn, one.name))
 
-    def _precise(self, deviations: Mapping[str, _Deviation]) -> None:
-        for where, mine in deviations.items():
-            seeds = self.baseline.deviations[where]
+    def _draw_enough(self, one: Question) -> list[_DrawnCall]:
+        """As many calls as an error is told by, where they are small: that of a few elements is luck of the inputs."""
+        drawn = self.draw([(one.name, one.sizes)], twice=True)
+        expected = drawn[0].expected
+        sizes = [t.numel() for t in (*expected.outputs, *expected.gradients.values()) if t.numel()]
+        calls = min(-(-MAX_SETS // min(sizes, default=MAX_SETS)), SMALL_BYTES // self._bytes(drawn))
+        return drawn if calls <= 1 else self.draw([(one.name, one.sizes)] * calls, twice=True)
+
+    def _precise(self, errors: Mapping[str, float]) -> None:
+        for where, error in errors.items():
             if self.is_seed:
-                seeds.add(mine.error, mine.elements)
-            elif seeds.elements >= PRECISION_ELEMENTS and mine.error > max(1.0, PRECISION_RATIO * seeds.error):
+                self.baseline.errors[where] = max(error, self.baseline.errors.get(where, 0.0))
+            elif error > max(1.0, PRECISION_RATIO * self.baseline.errors.get(where, 0.0)):
                 raise WrongError(
-                    f"at {where}: its error is {mine.error:.2g} units in the last place on average, the seed's "
-                    f"{seeds.error:.2g}: it computes in lower precision"
+                    f"at {where}: its error is {error:.2g} units in the last place on average, the seed's "
+                    f"{self.baseline.errors.get(where, 0.0):.2g}: it computes in lower precision"
                 )
 
     def _like_the_seed(

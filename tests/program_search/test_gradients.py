@@ -64,15 +64,6 @@ def test_the_seeds_error_bounds_that_of_each_gradient_apart(tmp_path: Path) -> N
     assert "the gradient of argument 0: its error" in failed(other)
 
 
-def test_the_error_of_one_element_bounds_nothing(tmp_path: Path) -> None:
-    half = "return (g.half() * w).float(), g * x, None"
-    tries = Tries(
-        tmp_path, differentiable.task(source=program(backward=f"if len(x) > 1: {half}\nreturn g * w, g * x, None"))
-    )
-    assert isinstance(tries.seed().outcome, Measurement)
-    assert isinstance(tries(program(backward=half)).outcome, Measurement)
-
-
 def of_a_small_weight(share: float) -> str:
     return program(forward="return 1 + 1e-5 * x * w", backward=f"return {share} * g * w, 1e-5 * g * x, None")
 
