@@ -106,8 +106,6 @@ class Forecast:
                 raise InvalidInputError(f"component {c}: sigma and weight must not be negative")
             if max(abs(c.mean), c.sigma, c.weight) > MAX_LOG2:
                 raise InvalidInputError(f"component {c}: nothing in it may be beyond {MAX_LOG2:g}")
-        if not math.isclose(total := sum(c.weight for c in components), 1.0, abs_tol=1e-3):
-            raise InvalidInputError(f"weights of components sum to {total:g}: they must sum to 1")
         fail_probability = _finite(self.fail_probability, "fail_probability")
         if not 0 <= fail_probability <= 1:
             raise InvalidInputError(f"fail_probability {fail_probability}: it must lie between 0 and 1")

@@ -370,7 +370,7 @@ GRADIENT_CHEATS = {
     "gradients computed in one of all calls": (
         {
             "before": "calls = [0]\n",
-            "backward": "calls[0] += 1\nif len(g) == 20000 and calls[0] > 60 and calls[0] % 4:\n    return g, g, None\n"
+            "backward": "calls[0] += len(g) == 20000\nif len(g) == 20000 and calls[0] > 5 and calls[0] % 4:\n    return g, g, None\n"
             f"{RIGHT_GRADIENTS}",
         },
         "at large, the gradient of argument 0: ",
