@@ -10,8 +10,6 @@ from .workload import Workload, key_parts
 
 BASES = ("measured", "forecast", "default")
 
-UNSETTLED = 0.25  # share of the configs tried whose failures may pass, from which on a later run tries them again
-
 FIRST_RETRY_S = 0.05
 """How soon to look again for a decision that another process is coming to; the pauses may grow from there."""
 
@@ -39,7 +37,6 @@ class Decision:
     compiled: int = 0
     tried: int = 0  # distinct configs that were measured or failed
     failed: int = 0
-    transient: int = 0  # of those that failed, for a cause that may pass, such as a full disk
     spent_s: float = 0.0
     waiting_s: float = 0.0
     compiling_s: float = 0.0
@@ -60,12 +57,6 @@ class Decision:
     def is_measured(self) -> bool:
         """Whether measuring had a say in it; if not, measuring may come to another."""
         return self.basis == "measured" or self.tried > 0
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether a run that may measure takes it as it is: it was measured, and few configs failed for causes that may
-        pass."""
-        return self.basis == "measured" and (not self.transient or self.transient < UNSETTLED * self.tried)
 
     @property
     def none_ran(self) -> bool:

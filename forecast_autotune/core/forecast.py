@@ -17,6 +17,8 @@ BIN_EDGES_LOG2 = (-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0)
 
 MAX_LOG2 = 1000.0  # of a component's values: no two times lie further apart, and 2 to this power is a float
 
+ROUNDED = 1e-6  # that a probability may be off, as sums in single precision are
+
 _SQRT2 = math.sqrt(2.0)
 
 
@@ -107,8 +109,9 @@ class Forecast:
             if max(abs(c.mean), c.sigma, c.weight) > MAX_LOG2:
                 raise InvalidInputError(f"component {c}: nothing in it may be beyond {MAX_LOG2:g}")
         fail_probability = _finite(self.fail_probability, "fail_probability")
-        if not 0 <= fail_probability <= 1:
+        if not -ROUNDED <= fail_probability <= 1 + ROUNDED:
             raise InvalidInputError(f"fail_probability {fail_probability}: it must lie between 0 and 1")
+        fail_probability = min(max(fail_probability, 0.0), 1.0)
         sigma_scale = _finite(self.sigma_scale, "sigma_scale")
         if sigma_scale <= 0:
             raise InvalidInputError(f"sigma_scale {sigma_scale}: it must be a positive factor")

@@ -141,7 +141,7 @@ class Failure:
     def follows(self) -> str:
         """What follows from it, in words."""
         if self.transient:
-            return "the cause may lie elsewhere, so a later run tries it again"
+            return "the cause may lie elsewhere, so the next run that tunes the key tries it again"
         if self.crashed:
             return "it is not tried again, and never run in the caller's process"
         return "it is not tried again"

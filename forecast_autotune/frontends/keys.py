@@ -14,7 +14,6 @@ from ..core.digest import Value
 from ..core.text import plain, shortened
 from ..errors import AutotuneError, InvalidInputError
 from .call_tensors import labels_of
-from .module_keys import is_module, module_as_json, module_part
 
 KeyFunction = Callable[..., Hashable]
 
@@ -43,9 +42,9 @@ def make_key_function(
 ) -> KeyFunction:
     """A function from a call's arguments to a hashable key.
 
-    Without `key`, the key is dtype, shape and strides of each tensor and the value of each other argument; of a module its
-    class, plain attributes, and these of its parameters and buffers. Names restrict it to those arguments. A callable
-    returns the whole key itself. The function raises `NoKeyError` for an argument that is none of these.
+    Without `key`, the key is dtype, shape and strides of each tensor and the value of each other argument. Names restrict
+    it to those arguments. A callable returns the whole key itself. The function raises `NoKeyError` for an argument that
+    is neither a tensor nor a plain value.
 
     Raises:
         InvalidInputError: no names, names without a signature, or a name that is not in it.
@@ -97,8 +96,6 @@ def _part(value: Any) -> Hashable:
         return (kind, *((_part(k), _part(v)) for k, v in value.items()))
     if isinstance(value, (numbers.Number, str, enum.Enum)) or kind.__module__ == "torch":  # dtype, device, layout
         return (kind, value) if value == value else "nan"
-    if is_module(value):
-        return module_part(value)
     raise NoKeyError(
         f"an argument is {_no_form(value)}, which no key can hold: name other arguments in key=, or, where it is the object "
         "of a method, make variants of its bound methods, as in __init__: self.f = fa.variants([self.a, self.b])"
@@ -163,8 +160,6 @@ def _as_json(value: Any, *, tensors: bool = True) -> object:
         }
     if type(value).__module__ == "torch" and not hasattr(value, "stride"):  # dtype, device, layout
         return str(value).removeprefix("torch.")
-    if tensors and is_module(value):
-        return module_as_json(value)
     raise NoKeyError(_no_form(value))
 
 

@@ -415,7 +415,6 @@ def encode_decision(decision: Decision) -> Json:
         "default_us": decision.default_us,
         "run": decision.run,
         "decided_at": decision.decided_at,
-        **({"transient": decision.transient} if decision.transient else {}),
         **({"model": decision.model} if decision.model else {}),
         **{name: seconds for name in _SECONDS_OF_CALLS if (seconds := getattr(decision, name))},
     }
@@ -427,7 +426,6 @@ def decode_decision(value: object, what: str = "decision") -> Decision:
     values: dict[str, object] = {
         attribute: count_field(data, name, what, 0) for name, attribute in _DECISION_COUNTS.items()
     }
-    values["transient"] = count_field(data, "transient", what, 0)
     for name in ("config_us", "default_us"):
         time_us = optional_number(data, name, what)
         if time_us is not None and not FASTEST_US < time_us < SLOWEST_US:

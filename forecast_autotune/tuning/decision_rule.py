@@ -84,7 +84,6 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         stop = replace(stop, reason=f"{stop.reason}; {left}")
     choice = choose(findings, stop, by_forecast=by_forecast)
     times_us = {c: m.median_us for c, m in ran.items()}
-    failures = [outcome for c in findings.tried if isinstance(outcome := findings.outcomes[c], Failure)]
     return Decision(
         config=choice.config,
         basis=choice.basis,
@@ -96,8 +95,7 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         forecast=sum(isinstance(f, Forecast) for f in findings.forecasts),
         compiled=findings.compiled,
         tried=len(findings.tried),
-        failed=len(failures),
-        transient=sum(failure.transient for failure in failures),
+        failed=sum(isinstance(findings.outcomes[c], Failure) for c in findings.tried),
         spent_s=findings.spent_s,
         waiting_s=findings.waiting_s,
         compiling_s=findings.compiling_s,

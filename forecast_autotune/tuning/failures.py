@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 failures_log = logging.getLogger("forecast_autotune.tuner.failures")  # a public name, whatever this module is called
 
 MAX_SHOWN = 300  # characters of a failure's message
+MANY_TRANSIENT = 0.25  # share of the configs tried whose failures may pass, from which on advice is given
 
 
 def warn_that_none_ran(findings: Findings) -> None:
@@ -43,6 +45,10 @@ def report_failures(findings: Findings) -> None:
     first = next(c for c in among if kinds[c] == kind)
     # What the interpreter shows is kept in memory alone, where the command does not see it.
     stored = job.hardware.kind != "interpreter"
+    advice = f"; 'forecast-autotune show {short(job.digest)}' lists all" if stored else ""
+    if stored and sum(o.transient for o in failed.values()) >= MANY_TRANSIENT * len(tried):
+        name = shlex.quote(plain(job.workload.program.name))
+        advice += f"; once the cause has passed, 'forecast-autotune clear --kernel {name}' has it tuned anew"
     failures_log.log(
         logging.WARNING if odd else logging.INFO,
         "%s: %d of %d configs tried failed, %d of them like %s at %s: %s%s",
@@ -53,7 +59,7 @@ def report_failures(findings: Findings) -> None:
         first,
         failed[first].stage,
         _in_one_line(failed[first].message),
-        f"; 'forecast-autotune show {short(job.digest)}' lists all" if stored else "",
+        advice,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -81,10 +80,7 @@ class Forecaster:
 
 def _checked(answer: Forecast | Abstention) -> Forecast | Abstention:
     if isinstance(answer, Forecast):
-        checked = answer.checked()
-        if not math.isclose(total := sum(c.weight for c in checked.components), 1.0, abs_tol=1e-3):
-            raise InvalidInputError(f"weights of components sum to {total:g}: they must sum to 1")
-        return checked
+        return answer.checked()
     if isinstance(answer, Abstention):
         return answer
     raise InvalidInputError(f"it answered {answer!r}, which is neither a Forecast nor an Abstention")

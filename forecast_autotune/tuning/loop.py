@@ -92,7 +92,7 @@ def recall(job: Job, store: Store, budget: Budget) -> Decision | None:
         return known
     if budget.all and not set(job.space) <= set(store.outcomes(job)):
         return None  # every config is to be tried, and not every one was
-    return known if known.is_settled else None
+    return known if known.basis == "measured" else None
 
 
 def stored(job: Job, store: Store) -> Decision | None:

@@ -24,7 +24,7 @@ def parsed_in_between(times: int) -> Iterator[None]:
 
     def parse_another(phase: str, _: object) -> None:
         nonlocal left
-        if phase == "stop" and left:
+        if phase == "stop" and left and sys._getframe(1).f_code is ast.parse.__code__:
             left -= 1
             gc.set_threshold(0)  # once in a parse
             ast.parse("y = 1")
@@ -32,7 +32,7 @@ def parsed_in_between(times: int) -> Iterator[None]:
     before = gc.get_threshold()
     gc.callbacks.append(parse_another)
     try:
-        gc.set_threshold(50)
+        gc.set_threshold(10)
         yield
     finally:
         gc.callbacks.remove(parse_another)

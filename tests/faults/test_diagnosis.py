@@ -89,7 +89,7 @@ def test_each_failure_is_one_line_that_says_what_follows(
             said = line.getMessage()
             assert line.levelno == logging.INFO
             assert f"i={i} failed at {stage}: words {i}.;" in said
-            assert ("a later run tries it again" in said) == bool(transient)
+            assert ("the next run that tunes the key tries it again" in said) == bool(transient)
             assert ("never run in the caller's process" in said) == bool(crashed)
         (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
         assert f"{len(WAYS)} of {len(WAYS) + 1} configs tried failed" in warning, "one line for all of a run"
@@ -132,7 +132,7 @@ def test_where_nothing_runs_the_user_gets_one_warning_and_the_calls_error(
         assert code == 0
         assert "none of 2 configs tried runs here (2 at launch)" in shown
         assert "the first is broken" in shown
-        assert "a later run tries it again" in shown
+        assert "the next run that tunes the key tries it again" in shown
         code, shown, _ = command(case, "doctor")
         assert code == 1
         assert re.search(r"decision +problem +all_broken.*the first config is run, none of 2 configs.*show ", shown)
@@ -169,7 +169,7 @@ def test_show_says_of_each_stage_what_follows_and_what_to_do(faults: Ledger, tmp
                 for text in shown.splitlines()
                 if text.startswith(f"{stage} ")
                 and ("never run in the caller's" in text) == bool(crashed)
-                and ("a later run tries" in text) == bool(transient)
+                and ("the next run that tunes" in text) == bool(transient)
             ]
             advice = {"resources": "smaller tiles", "timeout": "at least 5 s", "compile": "log", "check": "check="}
             if not crashed and not transient and stage in advice:

@@ -370,8 +370,8 @@ GRADIENT_CHEATS = {
     "gradients computed in one of all calls": (
         {
             "before": "calls = [0]\n",
-            "backward": "calls[0] += len(g) == 20000\nif len(g) == 20000 and calls[0] > 5 and calls[0] % 4:\n    return g, g, None\n"
-            f"{RIGHT_GRADIENTS}",
+            "backward": "is_large = len(g) == 20000\ncalls[0] += is_large\n"
+            f"if is_large and calls[0] > 5 and calls[0] % 4:\n    return g, g, None\n{RIGHT_GRADIENTS}",
         },
         "at large, the gradient of argument 0: ",
     ),

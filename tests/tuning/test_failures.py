@@ -35,6 +35,18 @@ def test_configs_that_fail_oddly_are_named_in_one_warning(
     assert f"forecast-autotune show {job_of(of).digest[:10]}" in warning
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_warning_says_how_to_tune_again_where_many_failed_in_passing(
+    failing: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = Failure(stage="compile", message="OSError: No space left on device", transient=True)
+    of = recorded_as([100, *[full] * failing, *[90] * (6 - failing)])
+    decide(of)
+    (warning,) = loud(caplog)
+    name = of.workload.program.name
+    assert (f"'forecast-autotune clear --kernel {name}' has it tuned anew" in warning) == (failing == 2), "of seven"
+
+
 def test_configs_that_are_only_too_large_are_logged_quietly(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assertion = Failure(stage="compile", message="CompileTimeAssertionFailure: at 2:4:\nno 128")

@@ -15,7 +15,7 @@ from small_runs import Fixed, Memory, decide, recorded_as
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
-from forecast_autotune.core.forecast import Abstention, Forecast, Normal
+from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.protocols import Surrogate
 from forecast_autotune.store.encoding import encode_forecast
 from forecast_autotune.surrogates.base import StatelessSurrogate
@@ -77,6 +77,15 @@ def test_forecasts_in_numpys_numbers_are_kept_as_pythons() -> None:
     assert json.dumps([encode_forecast(forecast) for forecast in kept])
 
 
+def test_a_chance_that_is_off_by_rounding_is_one() -> None:
+    answer = Forecast.normal(0.5, 0.25, source="rounded", fail_probability=1.0000001)
+    store = Memory()
+    decide(recorded_as([100, 60]), surrogate=Answers("rounded", answer), store=store)
+    assert [forecast.fail_probability for _, _, forecast in store.recorded if isinstance(forecast, Forecast)] == [
+        1.0
+    ] * 2
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -87,7 +96,6 @@ def test_forecasts_in_numpys_numbers_are_kept_as_pythons() -> None:
         Forecast.normal("0.5", 1.0, source=""),  # type: ignore[arg-type]
         Forecast.normal(0.0, 1.0, source="", fail_probability=1.1),
         Forecast.normal(0.0, 1.0, source="", default_us=math.inf),
-        Forecast((Normal(0.0, 1.0, 0.5),), ""),
         Forecast((), ""),
         Forecast(None, ""),  # type: ignore[arg-type]
         Forecast(((0.0, 1.0),), ""),  # type: ignore[arg-type]

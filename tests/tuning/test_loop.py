@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from forecast_autotune.core.job import Compile, Job, Measure, Progress, Stop, Vi
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.protocols import Policy
-from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.history import History
 from forecast_autotune.tuning.policies import Exhaustive, Selective, StoredOnly
 
@@ -272,19 +270,3 @@ def test_whoever_tunes_stops_as_soon_as_the_ranks_hold_to_a_decision(policy: Pol
     assert decide(recorded_as([100, 50, 70, 80, 90, 60]), 5, policy=policy, store=store) == held
     assert len(store.recorded) == 2
     assert store.decided is None, "what was measured so far is no decision"
-
-
-@pytest.mark.parametrize("failing", [1, 2])
-def test_configs_that_failed_for_a_passing_cause_are_tried_by_a_later_run(failing: int, tmp_path: Path) -> None:
-    full = Failure(stage="compile", message="No space left on device", transient=True)
-    times_us = [100.0, 50.0, 60.0, 80.0, 70.0, 90.0, 95.0]
-    with SqliteStore(tmp_path / "store") as store:
-        first = decide(recorded_as([100.0, *[full] * failing, *times_us[1 + failing :]]), budget=16, store=store)
-        assert (first.config, first.failed, first.transient) == (
-            Config({"i": 2 if failing == 1 else 4}),
-            failing,
-            failing,
-        )
-        later = decide(recorded_as(times_us), budget=16, store=store)
-        assert later.config == (Config({"i": 1}) if failing == 2 else first.config), "of seven, one is few"
-        assert decide(recorded_as(times_us), budget=16, store=store) == later

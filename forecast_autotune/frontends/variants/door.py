@@ -100,7 +100,7 @@ class _VariantsTuning:
             self._tuned.note_untuned(f"an argument is {err}")
             return None
         known = stored(job, self._tuned.dispatcher.store(job.hardware, self._request.settings))
-        if known is not None and (known.is_settled or not self._request.budget.measures):
+        if known is not None and (known.basis == "measured" or not self._request.budget.measures):
             return job  # recalled as it is: nothing is to be forecast
         return with_work(self._tuned, job)
 

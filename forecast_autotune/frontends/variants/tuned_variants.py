@@ -65,8 +65,7 @@ def variants(
         callables: the variants, the first of them, with the first config of its space, the default. A pair of a callable
             and a space hands the space's knobs to the callable by name.
         key: names of arguments, or a callable of the arguments that returns a hashable value; by default dtype, shape
-            and strides of tensors, of modules these of their weights, and the values of all else. Names are those of the
-            first callable that has any.
+            and strides of tensors and the values of all else. Names are those of the first callable that has any.
         name: what the decisions are kept under; by default the first callable's name, with its module.
         check: how what a variant returns and writes must agree with the default's: `"allclose"`, `"bitexact"`, a callable
             of (outputs, the default's), or None.

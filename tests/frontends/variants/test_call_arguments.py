@@ -306,76 +306,6 @@ def test_modes_and_weights_of_what_it_is_bound_to_are_part_of_the_key() -> None:
     assert len(Dropping.forward.decisions) == 3
 
 
-class Repeating(torch.nn.Module):
-    def __init__(self, size: int, times: int = 1, dtype: Any = torch.float32) -> None:
-        super().__init__()
-        self.inner = torch.nn.Linear(size, size, dtype=dtype)
-        self.times, self.calls = times, 0
-
-    def lazily(self, x: Any) -> Any:
-        time.sleep(LAZY_S)
-        return self.inner.weight.sum() * x * self.times
-
-    def quickly(self, x: Any) -> Any:
-        return self.inner.weight.sum() * x * self.times
-
-    tuned = fa.variants([lazily, quickly])
-
-    def forward(self, x: Any) -> Any:
-        self.calls += 1
-        return self.tuned(x)
-
-
-def test_variants_in_the_body_of_a_modules_class_are_tuned() -> None:
-    x = torch.ones(8)
-    first, *others = Repeating(2), Repeating(3), Repeating(2, times=5), Repeating(2, dtype=torch.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for module in (first, *others):
-            module(x)
-        assert chosen(Repeating.tuned) == ["quickly"] * 4, "sizes, dtypes and plain attributes separate keys"
-        for alike in (first, Repeating(2), first.eval().train()):
-            alike(x)
-        assert len(Repeating.tuned.decisions) == 4
-        first.double()(x)
-        assert len(Repeating.tuned.decisions) == 4, "as the third of the others"
-    stored = [Repeating.tuned.job((module, x)).workload.key["self"] for module in (Repeating(2), *others)]
-    assert len(set(stored)) == 4
-    assert str(stored[0]).startswith(f"{__name__}.Repeating(6 weights, ")
-    assert Repeating.tuned.job((Repeating(2), x)).workload.key["self"] == stored[0]
-
-
-def test_a_lazy_module_among_the_arguments_is_tuned_once_it_has_its_shapes() -> None:
-    def lazily(module: Any, x: Any) -> Any:
-        time.sleep(LAZY_S)
-        return module(x)
-
-    def quickly(module: Any, x: Any) -> Any:
-        return module(x)
-
-    tuned, module, x = fa.variants([lazily, quickly]), torch.nn.LazyLinear(3), torch.ones(2, 4)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", category=TuningWarning)
-        tuned(module, x)
-        assert not tuned.decisions
-        tuned(module, x)
-    assert chosen(tuned) == ["quickly"]
-
-
-def test_an_object_that_no_key_can_hold_is_told_with_what_to_do() -> None:
-    class Plain:
-        def a(self, x: Any) -> Any:
-            return x * 2
-
-        def b(self, x: Any) -> Any:
-            return x + x
-
-        tuned = fa.variants([a, b])
-
-    with pytest.warns(TuningWarning, match=r"of type Plain.*key=.*self\.f = fa\.variants\(\[self\.a, self\.b\]\)"):
-        Plain().tuned(torch.ones(3))
-
-
 @dataclasses.dataclass
 class Batch:
     x: Any
@@ -699,6 +629,7 @@ def strange() -> dict[str, Callable[[], Any]]:
         "slice": lambda: slice(1, 2),
         "generator": torch.Generator,
         "object": object,
+        "module": lambda: torch.nn.Linear(2, 2),
     }
 
 
