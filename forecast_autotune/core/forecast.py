@@ -205,5 +205,5 @@ class Abstention:
     reason: str
 
 
-class MadeForecasts(Sequence[Forecast | Abstention]):
+class LazyForecasts(Sequence[Forecast | Abstention]):
     """Forecasts of configs that are made when they are looked at, of arrays of floats: they need no check."""

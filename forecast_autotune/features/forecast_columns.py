@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import eq
 from typing import TYPE_CHECKING
 
-from ..core.forecast import Abstention, Forecast, MadeForecasts, Normal
+from ..core.forecast import Abstention, Forecast, LazyForecasts, Normal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class Component:
     weight: Array
 
 
-class ForecastTable(MadeForecasts):
+class ForecastTable(LazyForecasts):
     """The forecasts of many configs, held as arrays: a config's own is put together when it is asked for.
 
     As objects, 10,000 forecasts of three bells each take 80 ms to make and 60 ms to read back (one core of an EPYC).

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ..core.config import Config
 from ..core.context import ForecastContext
-from ..core.forecast import Abstention, Forecast, MadeForecasts
+from ..core.forecast import Abstention, Forecast, LazyForecasts
 from ..core.job import Job, Recording
 from ..core.outcome import Evidence, Outcome
 from ..core.signal_handlers import raised_by_signal_handler
@@ -73,7 +73,7 @@ class Forecaster:
         answer = self._session.predict(MappingProxyType(outcomes), MappingProxyType(evidence))
         if len(answer) != len(space):
             raise InvalidInputError(f"it answered for {len(answer)} of {len(space)} configs")
-        if isinstance(answer, MadeForecasts):
+        if isinstance(answer, LazyForecasts):
             return answer
         return [_checked(forecast) for forecast in answer]
 
