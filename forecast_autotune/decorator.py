@@ -30,6 +30,13 @@ class Decorator(Autotune):
         ForecastAutotuner = package.ForecastAutotuner
         Space = package.Space
         Work = package.Work
+        Decision = package.Decision
+        Explanation = package.Explanation
+        Forecast = package.Forecast
+        Abstention = package.Abstention
+        Surrogate = package.Surrogate
+        BaseSurrogate = package.BaseSurrogate
+        StatelessSurrogate = package.StatelessSurrogate
         AutotuneError = package.AutotuneError
         BuildError = package.BuildError
         CacheMissError = package.CacheMissError

@@ -88,7 +88,7 @@ TRITON = """
     from forecast_autotune.compilers.triton_pool import WorkerPool
     from forecast_autotune.store.sqlite import SqliteStore
 
-    record, paused = SqliteStore.record, WorkerPool.paused
+    record, paused = SqliteStore.record_outcome, WorkerPool.paused
 
     def recorded(self, job, run, config, *rest):
         record(self, job, run, config, *rest)
@@ -100,7 +100,7 @@ TRITON = """
             print("paused", flush=True)
             yield
 
-    SqliteStore.record, WorkerPool.paused = recorded, told
+    SqliteStore.record_outcome, WorkerPool.paused = recorded, told
     with playing():
         kernel = tuned(configs=configs(warps=(1, 2, 4, 8)), budget="all")
         print("ready", flush=True)
