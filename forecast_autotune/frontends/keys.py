@@ -164,6 +164,10 @@ def _as_json(value: Any, *, tensors: bool = True) -> object:
 
 
 def _no_form(value: object) -> str:
+    import torch
+
+    if isinstance(value, torch.nn.Module):  # whose text takes milliseconds, and such a call comes here each time
+        return f"a module of type {type(value).__name__}"
     return f"{plain(shortened(repr(value), 80))} of type {type(value).__name__}"
 
 

@@ -998,6 +998,19 @@ def test_both_passes_of_a_checkpointed_block_run_one_variant() -> None:
     assert ran == ["saves_less"] * 2
 
 
+def test_a_module_that_no_key_can_hold_is_named_by_its_type() -> None:
+    class Block(torch.nn.Linear):
+        def __repr__(self) -> str:
+            raise AssertionError("of a large model it takes milliseconds, at each call")
+
+    function = fa.variants([lambda block, x: block(x), lambda block, x: block(x)], name="called")
+    with pytest.warns(
+        fa.TuningWarning, match="an argument is a module of type Block, which no key can hold: name other"
+    ):
+        function(Block(64, 64), X)
+    function(Block(64, 64), X)
+
+
 SPAWNING = """
 import sys
 import torch
