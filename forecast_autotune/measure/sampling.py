@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..core.garbage import no_collection
 from ..core.timing_limits import IN_FULL, TimingLimits
 
 MIN_SAMPLES, MAX_SAMPLES = 5, 50
@@ -91,7 +90,7 @@ def _burst(
     precise_s: float,
 ) -> tuple[float, ...]:
     """Samples until there are enough of them for the time; fewer where these show that more are useless."""
-    with _no_collection():
+    with no_collection():
         began = time.perf_counter()
         samples = sample(1)
         while min(samples) > limits.early_stop_us:
@@ -144,15 +143,3 @@ def _slower(samples_us: Sequence[float], best_us: float) -> bool:
 def _rounded(samples_us: Sequence[float]) -> tuple[float, ...]:
     """Times without digits that say nothing; none becomes 0, which is no time."""
     return tuple(max(round(t, DIGITS), 10.0**-DIGITS) for t in samples_us)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage is collected while something is timed."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()

@@ -21,7 +21,7 @@ from .hook import is_wanted
 from .narrowing import Narrowing
 from .request import stand_aside, stood_aside, uuid
 from .stragglers import note_begun
-from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion, patch_generated
+from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion, patch_generated, patch_workers
 
 log = logging.getLogger(__name__)
 
@@ -235,6 +235,7 @@ def _listen() -> None:
     patch_fusion(lambda: is_wanted() and not stood_aside())
     patch_generated(lambda: is_wanted() and not stood_aside())
     patch_finalizing(decide_unfused)
+    patch_workers(lambda: is_wanted() and not stood_aside())
     select_algorithm.add_preprocessing_fn(narrow_rendered)
     select_algorithm.add_feedback_saver(record)
     narrowing.listens = True

@@ -24,6 +24,7 @@ from .candidate_times import (
 from .capture import decide_before
 from .generated import kernels, searched_unless_stored, varied_unless_stored, with_signature_noted, with_times_kept
 from .stragglers import as_completed_but_stragglers
+from .workers import woken_with_drivers
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ TIMING = "torch._inductor.select_algorithm"
 FUSION = "torch._inductor.codegen.triton"  # imported with it
 GENERATED = "torch._inductor.runtime.triton_heuristics"  # likewise
 SCHEDULER = "torch._inductor.scheduler"  # and so is this
+WORKERS = "torch._inductor.async_compile"  # and this
 
 OWN_CLOCK = "torch %s times %s in a way unknown here: by its own clock, the host's time among it"
 
@@ -174,6 +176,22 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
             kernel._dynamic_scale_rblock = varied_unless_stored(kernel._dynamic_scale_rblock)
     else:
         log.warning("torch %s tunes what it generates in a way unknown here: nothing of it is kept", torch.__version__)
+
+
+def patch_workers(is_wanted: Callable[[], bool]) -> None:
+    """Have Inductor's compile workers load Triton's driver when a compile begins, once what starts them is loaded."""
+    if (module := _first_look(WORKERS)) is None:
+        return
+    asynchronous: Any = getattr(module, "AsyncCompile", None)
+    helpers = sys.modules.get("torch._inductor.runtime.triton_helpers")
+    if (
+        _takes(asynchronous, "wakeup")
+        and hasattr(asynchronous, "_ready_future")
+        and hasattr(helpers, "set_driver_to_gpu")
+    ):
+        asynchronous.wakeup = classmethod(woken_with_drivers(asynchronous.wakeup.__func__, is_wanted))
+    else:
+        log.info("torch %s wakes compilers in a way unknown here: each loads Triton's driver itself", torch.__version__)
 
 
 def patch_finalizing(decide_unfused: Callable[[Any], None]) -> None:
