@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Literal, get_args
 
 from .core.budget import BudgetLimits
 from .core.model_names import FORMS, is_language_model, is_loopback, is_model_version
@@ -20,11 +21,16 @@ PREFIX = "FORECAST_AUTOTUNE_"
 
 NO_HOME = Path("/nonexistent")  # Debian's name for the home folder of those who have none
 
-_CHOICES = {
-    "MODE": ("tune", "online", "cached", "forecast", "first", "strict"),
-    "ISOLATE": ("auto", "0", "1"),
-    "TOOLCHAIN": ("exact", "any"),
-    "SYNC": ("store", "rank0", "none"),
+Mode = Literal["tune", "online", "cached", "forecast", "first", "strict"]
+Isolate = Literal["auto", "0", "1"]
+ToolchainMatch = Literal["exact", "any"]
+Sync = Literal["store", "rank0", "none"]
+
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "MODE": get_args(Mode),
+    "ISOLATE": get_args(Isolate),
+    "TOOLCHAIN": get_args(ToolchainMatch),
+    "SYNC": get_args(Sync),
 }
 _SWITCHES = ("REMOTE", "INDUCTOR")
 
@@ -158,14 +164,14 @@ class Settings:
     """What the environment says, checked; a field is None where it says nothing and the front end's default holds."""
 
     budget: str | None = None
-    mode: str = "tune"
+    mode: Mode = "tune"
     dir: Path = field(default_factory=lambda: default_dir())
     packs: tuple[Path | PackUrl, ...] = ()
     remote_store: RemoteStore | None = None
     surrogate: str | None = None
-    isolate: str = "auto"
-    toolchain: str = "exact"
-    sync: str = "store"
+    isolate: Isolate = "auto"
+    toolchain: ToolchainMatch = "exact"
+    sync: Sync = "store"
     remote: bool = False
     inductor: bool = False
     answer: Answer = field(default_factory=Answer)
@@ -175,7 +181,7 @@ class Settings:
 
     @classmethod
     def from_environment(
-        cls, environment: Mapping[str, str] | None = None, *, mode: str | None = None, surrogate: str | None = None
+        cls, environment: Mapping[str, str] | None = None, *, mode: Mode | None = None, surrogate: str | None = None
     ) -> Settings:
         """Read `FORECAST_AUTOTUNE_*`; `mode` and `surrogate` hold where it says nothing of them.
 

@@ -49,6 +49,7 @@ reveal_type(forecast_autotune.Space.grid({"LANES": [1]}))  # forecast_autotune.c
 reveal_type(forecast_autotune.variants([double]).decisions)  # dict[Any, forecast_autotune.core.decision.Decision]
 fa.autotune(configs=[], buget=4)  # error: Unexpected keyword argument "buget"
 fa.autotune(configs=[], budget=0.5)  # error: Argument "budget"
+fa.autotune(configs=[], mode="tuned")  # error: Argument "mode"
 fa.forcast_autotune  # error: Module has no attribute "forcast_autotune"
 forecast_autotune.lod_inline  # error: "Decorator" has no attribute "lod_inline"
 """

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..core.config import Config
 from ..core.hardware import Hardware, Toolchain
-from ..core.outcome import Evidence, Failure
+from ..core.outcome import Evidence, Failure, Stage
 from ..errors import BuildError
 from ..processes.core_slots import core_slots
 from ..processes.endings import (
@@ -278,7 +278,7 @@ class CppCompiler:
             message, its_own = failure_reason(build_log, str(err))
             transient = isinstance(err, WorkerDiedError) or not its_own
             return Failure(stage="compile", message=message, transient=transient)
-        stage = "timeout" if isinstance(err, TimeoutError) else "compile"
+        stage: Stage = "timeout" if isinstance(err, TimeoutError) else "compile"
         return Failure(stage=stage, message=f"{folder}: {err}", transient=True)
 
     def report(self, config: Config) -> Evidence | Failure | None:

@@ -8,14 +8,14 @@ import os
 import threading
 
 from ..errors import AutotuneError
-from ..settings import Settings
+from ..settings import Mode, Settings
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd")  # of NVIDIA and AMD on Linux: without either there is nothing to launch on
 
 _hashing: threading.Thread | None = None
 
 
-def begin_hashing(mode: str | None = None) -> None:
+def begin_hashing(mode: Mode | None = None) -> None:
     """Begin to hash Triton in a thread, once in a process: each compile and look-up needs that, 0.5 to 0.9 s on an H100.
 
     Triton keeps it. Not in mode `first`, which leaves all to Triton, nor in processes such as those that load data.

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..core.fork_safe_lock import fork_safe_lock
 from ..core.forks import after_fork_in_child
+from ..core.outcome import Stage
 from ..processes.channel import Message, memory_file
 from ..processes.core_slots import core_slots
 from ..processes.endings import WorkerDiedError, WorkerKilledError, WorkersUnavailableError, WorkerTimeoutError
@@ -311,7 +312,8 @@ class _Compiler:
             return BuildResult.from_json(self.worker.receive(job.timeout_s), job.target)
         except WorkerTimeoutError:
             self.worker.kill()
-            stage, by_itself = "timeout", True
+            stage: Stage = "timeout"
+            by_itself = True
             error = f"ran out of time: compiling took longer than {job.timeout_s:g} s and was killed"
         except WorkerDiedError as err:
             stage, by_itself = "compile", not isinstance(err, WorkerKilledError)

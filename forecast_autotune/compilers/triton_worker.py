@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ..core.outcome import Evidence
+from ..core.outcome import Evidence, Stage
 from ..processes.channel import Channel, Message
 from ..processes.endings import blames_the_machine
 from ..processes.machine import give_way
@@ -73,7 +73,7 @@ class BuildResult:
     metadata: dict[str, Any] = field(default_factory=dict)
     error: str = ""
     transient: bool = False  # the error is a full disk's, or of who killed a tool or the worker
-    stage: str = "compile"
+    stage: Stage = "compile"
     crashed: bool = False
 
     def as_json(self) -> Message:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ..errors import InvalidInputError
 from .config import Config
 from .workload import Workload, key_parts
 
-BASES = ("measured", "forecast", "default")
+Basis = Literal["measured", "forecast", "default"]
+BASES: tuple[str, ...] = get_args(Basis)
 
 FIRST_RETRY_S = 0.05
 """How soon to look again for a decision that another process is coming to; the pauses may grow from there."""
@@ -27,7 +29,7 @@ class Decision:
     """
 
     config: Config
-    basis: str
+    basis: Basis
     reason: str
     equivalents: tuple[Config, ...] = ()
     space_digest: str

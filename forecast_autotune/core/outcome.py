@@ -6,11 +6,13 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from ..errors import InvalidInputError
 from .config_errors import is_refusal
 
-STAGES = ("compile", "resources", "load", "launch", "check", "timeout")
+Stage = Literal["compile", "resources", "load", "launch", "check", "timeout"]
+STAGES: tuple[str, ...] = get_args(Stage)
 """Where a config can fail. `resources`: it asks for more than the device has, as the compiler's report or a launch says."""
 
 MAX_DRIFT = 100.0
@@ -120,7 +122,7 @@ class Failure:
     tried once more by a later run before the failure is held against it.
     """
 
-    stage: str
+    stage: Stage
     message: str
     cost_s: float = 0.0
     crashed: bool = False

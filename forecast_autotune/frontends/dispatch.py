@@ -31,7 +31,7 @@ from ..measure.observers import unobserved, unpack_hook
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Listener, Store, Surrogate
 from ..remote.fleet_store import open_store
-from ..settings import Settings
+from ..settings import Mode, Settings
 from ..store.details import detail_in
 from ..store.explanation.explanation import Explanation
 from ..store.frozen import is_frozen
@@ -167,7 +167,7 @@ class Dispatcher:
         *,
         default_budget: str,
         budget: str | int | None = None,
-        mode: str | None = None,
+        mode: Mode | None = None,
         surrogate: str | Surrogate | None = None,
         shard: bool = False,
         times_mean_nothing: Callable[[Hardware], bool] = _never,

@@ -11,7 +11,7 @@ from ..distributed.job_channel import ranks_of_job
 from ..distributed.job_store import Patience
 from ..errors import InvalidInputError, TuningWarning
 from ..protocols import Surrogate
-from ..settings import PREFIX, Settings
+from ..settings import PREFIX, Mode, Settings
 from ..store.frozen import is_frozen
 from ..surrogates.by_name import make_surrogate
 from .online.learning_threads import learners
@@ -52,7 +52,7 @@ def make_request(
     budget: str | int | None,
     *,
     default_budget: str,
-    mode: str | None = None,
+    mode: Mode | None = None,
     surrogate: str | Surrogate | None = None,
     shard: bool = False,
     environment: Mapping[str, str] | None = None,

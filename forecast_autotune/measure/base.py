@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from ..core.config import Config
 from ..core.config_errors import is_of_the_config, raised
-from ..core.outcome import Failure, Measurement, Outcome
+from ..core.outcome import Failure, Measurement, Outcome, Stage
 from ..core.signal_handlers import raised_by_signal_handler
 from ..core.timing_limits import IN_FULL, TimingLimits
 from ..errors import AutotuneError, InvalidInputError
@@ -314,11 +314,11 @@ class _Trying:
     config: Config
     is_default: bool
     began: float  # by `time.perf_counter`
-    stage: str = "load"
+    stage: Stage = "load"
     detect: bool = False  # it is run more than once, to learn what it writes and reads
 
     def failure(
-        self, message: str, *, stage: str | None = None, crashed: bool = False, transient: bool = False
+        self, message: str, *, stage: Stage | None = None, crashed: bool = False, transient: bool = False
     ) -> Failure:
         """A failure at this stage, unless another is given, that cost the time so far."""
         cost_s = time.perf_counter() - self.began

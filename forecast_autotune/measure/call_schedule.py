@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
+from ..core.outcome import Stage
 from .call_account import CallAccount
 from .call_pairs import OpenPairs, Pair
 from .call_reader import MAX_THROWN_AT_FIRST, CallReader
@@ -179,7 +180,7 @@ class CallSchedule:
         self.has_run = True
         self._under_way.pop(turn, None)
 
-    def note_failed(self, turn: Turn, message: str, *, transient: bool, stage: str) -> None:
+    def note_failed(self, turn: Turn, message: str, *, transient: bool, stage: Stage) -> None:
         """A call whose config does not run: if it is a candidate, its trial ends."""
         self._under_way.pop(turn, None)
         self._pairs.give_up_pair_of(turn)

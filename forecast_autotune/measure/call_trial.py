@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..core.config import Config
-from ..core.outcome import TIE_MARGIN, Failure, Measurement, Outcome
+from ..core.outcome import TIE_MARGIN, Failure, Measurement, Outcome, Stage
 
 if TYPE_CHECKING:
     from .call_pairs import Pair
@@ -111,7 +111,7 @@ class CallTrial:
         self.outcome = Measurement(samples_us=tuple(samples_us), run_s=self.run_us * 1e-6)
         self.on_outcome()
 
-    def fail(self, message: str, *, stage: str = "launch", cost_s: float = 0.0, transient: bool = True) -> None:
+    def fail(self, message: str, *, stage: Stage = "launch", cost_s: float = 0.0, transient: bool = True) -> None:
         """End it, if it has not ended: it cannot be measured."""
         if self.outcome is None:
             self.outcome = Failure(stage=stage, message=message, cost_s=cost_s, transient=transient)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
+from ..core.outcome import Stage
 from .call_account import Hold
 from .call_pairs import Pair
 from .call_trial import CallTrial
@@ -128,7 +129,7 @@ class Turn:
         """Whether the config is to be compared with the default before it is launched."""
         return self.first and self.trial is not None and self.calls.compares(self.config)
 
-    def failed(self, message: str, *, transient: bool = False, stage: str = "launch") -> None:
+    def failed(self, message: str, *, transient: bool = False, stage: Stage = "launch") -> None:
         """Note that the candidate does not run, or where `transient` that the call itself may be to blame."""
         launch_windows.leave(self)
         self.given_up = True

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..core.allowance import Allowance
 from ..core.config import Config
-from ..core.outcome import Measurement, Outcome
+from ..core.outcome import Measurement, Outcome, Stage
 from ..core.timing_limits import IN_FULL, TimingLimits
 from .call_account import CallAccount
 from .call_events import Event
@@ -277,7 +277,7 @@ class RealCalls:
             else:
                 self._account.settle(turn.hold, 0.0 if turn.given_up else turn.lost_us)
 
-    def failed(self, turn: Turn, message: str, *, transient: bool, stage: str = "launch") -> None:
+    def failed(self, turn: Turn, message: str, *, transient: bool, stage: Stage = "launch") -> None:
         """End the trial of a candidate that does not run."""
         with self._lock:
             self._schedule.note_failed(turn, message, transient=transient, stage=stage)

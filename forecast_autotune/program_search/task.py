@@ -276,10 +276,11 @@ def task_of_file(path: Path, beside: ModuleType) -> SearchTask:
     if path.suffix == CUDA_SUFFIX:
         beside_it = str(path.parent.resolve())  # headers that stand there
         build["extra_include_paths"] = [beside_it, *build.get("extra_include_paths", ())]
+    sources: dict[str, Any] = {"cuda_sources" if path.suffix == CUDA_SUFFIX else "kernel_sources": path.read_text()}
     module = load_inline(
         name,
         given["cpp_sources"],
-        **{"cuda_sources" if path.suffix == CUDA_SUFFIX else "kernel_sources": path.read_text()},
+        **sources,
         functions=[name],
         space=Space.grid(space) if isinstance(space, Mapping) else space,
         work=given.get("work"),

@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from dataclasses import fields as dataclass_fields
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from ..core.config import Config
 from ..core.decision import Decision
 from ..core.digest import Value, canonical_json
 from ..core.forecast import Abstention, Forecast, Normal
 from ..core.hardware import Hardware, Toolchain
-from ..core.outcome import Failure, Measurement, Outcome
+from ..core.outcome import Failure, Measurement, Outcome, Stage
 from ..core.text import shown
 from ..core.workload import Program, Workload
 from ..errors import InvalidInputError
@@ -337,7 +337,7 @@ def decode_outcome(value: object, what: str = "outcome") -> Outcome:
     """A measurement, or a failure where there is a `stage`."""
     data = fields(value, what)
     if "stage" in data:
-        stage = text_field(data, "stage", what)
+        stage = cast("Stage", text_field(data, "stage", what))  # which the failure checks
         message = text_field(data, "message", what)
         cost_s = cost_field(data, "cost_s", what)
         flags = {name: data.get(name, False) is True for name in ("crashed", "transient")}

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.config import Config
-from ..core.decision import Decision
+from ..core.decision import Basis, Decision
 from ..core.forecast import Abstention, Forecast
 from ..core.job import Job, Stop, reference_us
 from ..core.outcome import SWITCH_MARGIN, TIE_MARGIN, Failure, Measurement, Outcome
@@ -64,7 +64,7 @@ class Choice:
     """A config, what it rests on, why it was chosen, and the configs it cannot be told apart from."""
 
     config: Config
-    basis: str
+    basis: Basis
     reason: str
     equivalents: tuple[Config, ...] = ()
 

@@ -45,7 +45,7 @@ from forecast_autotune.frontends.online.unhurried import RememberingPolicy
 from forecast_autotune.frontends.request import Request
 from forecast_autotune.measure.real_calls import LearningEndedError, RealCalls
 from forecast_autotune.remote.fleet_store import open_store
-from forecast_autotune.settings import Settings
+from forecast_autotune.settings import Settings, Sync
 from forecast_autotune.surrogates.base import StatelessSurrogate
 
 LIMIT_S = 60.0
@@ -81,7 +81,7 @@ class Scenario:
     patience: Patience = HURRIED
     local: bool = False  # every rank decides by its own store
     warnings: int = 0  # that each rank gives
-    sync: str = "rank0"
+    sync: Sync = "rank0"
     online: bool = False  # one rank learns from its calls, and no call of any rank waits
     devices: int = 0  # with so many, the ranks have one disk, a device each or between them, and share the work
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from ...core.config import Config
 from ...core.hardware import Toolchain
 from ...core.job import Recording
-from ...core.outcome import Failure, Measurement, Outcome
+from ...core.outcome import Failure, Measurement, Outcome, Stage
 from ...core.text import shown
 from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 FAILED_MS = 1e20  # Kernel Tuner's time of a config that failed, up to version 0.3
 
-_STAGE_OF_ERROR = {
+_STAGE_OF_ERROR: Mapping[str, Stage] = {
     "InvalidConfig": "resources",
     "CompilationFailedConfig": "compile",
     "RuntimeFailedConfig": "launch",

@@ -15,7 +15,7 @@ from pathlib import Path
 from ...core.config import Config
 from ...core.hardware import Toolchain
 from ...core.job import Recording
-from ...core.outcome import Failure, Measurement, Outcome
+from ...core.outcome import Failure, Measurement, Outcome, Stage
 from ...core.text import shown
 from ...core.workload import Program, Workload
 from ...errors import InvalidInputError
@@ -33,7 +33,7 @@ _SECONDS_PER_UNIT = {
     **dict.fromkeys(("seconds", "second", "s"), 1.0),
 }
 
-_STAGE_OF_INVALIDITY = {
+_STAGE_OF_INVALIDITY: Mapping[str, Stage] = {
     "compile": "compile",
     "runtime": "launch",
     "timeout": "timeout",

@@ -20,7 +20,7 @@ from ...features.lazy_static_features import LazyStaticFeatures
 from ...measure.checks import Check, check_name, validate
 from ...protocols import Surrogate
 from ...remote.fleet_store import open_store
-from ...settings import Settings
+from ...settings import Mode, Settings
 from ..keys import device_of, features_of
 from ..nested_tuning import ever_nested, of_thread
 from ..tuned_callable import Call, TunedCallable, work_of_call
@@ -61,7 +61,7 @@ class TunedFunction(TunedCallable):
         work: Callable[..., Any] | None,
         check: Check,
         budget: str | int | None,
-        mode: str | None,
+        mode: Mode | None,
         surrogate: str | Surrogate | None,
     ) -> None:
         validate(check)

@@ -22,7 +22,7 @@ from ...features.hardware_sheets import sheet_for
 from ...measure.checks import Check
 from ...measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
 from ...protocols import Surrogate
-from ...settings import Settings
+from ...settings import Mode, Settings
 from ..keys import device_of, parse_signature
 from .tuned_function import TunedFunction
 
@@ -38,7 +38,7 @@ def load_inline(
     work: Callable[..., Any] | Mapping[str, Any] | None = None,
     check: Check | Mapping[str, Any] = "allclose",
     budget: str | int | Mapping[str, Any] | None = None,
-    mode: str | Mapping[str, Any] | None = None,
+    mode: Mode | Mapping[str, Any] | None = None,
     surrogate: str | Surrogate | Mapping[str, Any] | None = None,
     **torch_kwargs: Any,
 ) -> types.ModuleType:

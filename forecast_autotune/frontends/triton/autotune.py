@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ...core.space import Space
     from ...measure.checks import Check
     from ...protocols import Surrogate
+    from ...settings import Mode
     from .autotuner import ForecastAutotuner
 
 
@@ -43,7 +44,7 @@ class Autotune:
         cache_results: bool = False,
         *,
         budget: str | int | None = None,
-        mode: str | None = None,
+        mode: Mode | None = None,
         surrogate: str | Surrogate | None = None,
         space: Space | None = None,
         check: Check = None,

@@ -16,6 +16,7 @@ from ...core.decision import Decision
 from ...core.space import Space
 from ...measure.checks import Check, validate
 from ...protocols import Surrogate
+from ...settings import Mode
 from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
 from ..inductor.torch_patches import patch_torch
@@ -92,7 +93,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         cache_results: bool = False,
         *,
         budget: str | int | None = None,
-        mode: str | None = None,
+        mode: Mode | None = None,
         surrogate: str | Surrogate | None = None,
         space: Space | None = None,
         check: Check = None,

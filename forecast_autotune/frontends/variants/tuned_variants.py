@@ -25,7 +25,7 @@ from ...errors import InvalidInputError
 from ...measure.checks import Check, validate
 from ...measure.probe import detect_cpp_toolchain
 from ...protocols import Surrogate
-from ...settings import Settings
+from ...settings import Mode, Settings
 from ..call_state import state_without_data
 from ..keys import without_nan
 from ..nested_tuning import NestedTuner, ever_nested, of_thread
@@ -50,7 +50,7 @@ def variants(
     check: Check = "allclose",
     work: Callable[..., Any] | None = None,
     budget: str | int | None = None,
-    mode: str | None = None,
+    mode: Mode | None = None,
     surrogate: str | Surrogate | None = None,
     compile_ahead: bool = False,
 ) -> TunedVariants:
@@ -108,7 +108,7 @@ class TunedVariants(TunedCallable):
         check: Check,
         work: Callable[..., Any] | None,
         budget: str | int | None,
-        mode: str | None,
+        mode: Mode | None,
         surrogate: str | Surrogate | None,
         compile_ahead: bool,
     ) -> None:
