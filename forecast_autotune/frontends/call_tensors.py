@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..core.signal_handlers import raised_by_signal_handler
+from ..measure.slots import PLAIN
 
 
 def tensors_of_call(values: Sequence[Any]) -> list[Any]:
@@ -19,6 +20,13 @@ def tensors_of_call(values: Sequence[Any]) -> list[Any]:
 def leaves_of_call(values: Sequence[Any]) -> list[Any]:
     """The values with each list, tuple, dict and dataclass replaced by what it holds."""
     return [leaf for _, leaf in _leaves(("", value) for value in values)]
+
+
+def others_of_call(values: Sequence[Any]) -> list[Any]:
+    """Objects among some values, those in lists, tuples, dicts and dataclasses included, of which no copy is made."""
+    import torch
+
+    return [v for v in leaves_of_call(values) if type(v) not in PLAIN and not isinstance(v, torch.Tensor)]
 
 
 def versions_of_tensors(values: Sequence[Any]) -> list[int]:

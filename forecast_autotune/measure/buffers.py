@@ -208,6 +208,10 @@ class Buffers:
         for buffer in self.buffers:
             buffer.put_back()
 
+    def left(self) -> list[tuple[str, torch.Tensor]]:
+        """The tensors that a run has put somewhere, by name: outputs, as what it has written is."""
+        return self.slots.left()
+
     def reset(self) -> None:
         """Leave everything as it was before any run, and forget what that wrote."""
         self.put_back()

@@ -7,7 +7,7 @@ import dataclasses
 import random
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_o
 from .operator_writes import operator_writes
 from .outputs import Gradients, gradients_of
 from .process_state import RandomState, is_only_thread
-from .slots import Slots
+from .slots import Contents, Slots
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,10 @@ COPIES = 4  # of each argument: what candidates run on, what it held, what a run
 TEMPORARY_BYTES = 512 << 20  # at most, beside the copies
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 """What a candidate is called with, by position and by name."""
+
+
+def _ignore(name: str, container: Any) -> None:
+    """What is made anew is not noted."""
 
 
 class UnportableError(AutotuneError):
@@ -44,6 +48,7 @@ class CopiedArguments(Buffers):
         state: tensors that candidates reach by another way: the caller's own, put back where a run has changed them. While
             the program has other threads, which may change them too, that is where operators of the run wrote.
         generators: of random numbers, reached so, too; each run draws from them what the first does.
+        also_reached: those of the state that may be arguments as well: candidates may write to them in either way.
         slots: of what candidates reach; put back where a candidate has rebound them. While the program has other threads,
             that is where a run put tensors that operators of it made.
     Raises:
@@ -59,6 +64,7 @@ class CopiedArguments(Buffers):
         restored: Collection[str] = (),
         zeroed: Collection[str] = (),
         state: Mapping[str, torch.Tensor] | None = None,
+        also_reached: Iterable[torch.Tensor] = (),
         generators: Sequence[Any] = (),
         slots: Slots | None = None,
     ) -> None:
@@ -66,6 +72,9 @@ class CopiedArguments(Buffers):
         self._random_state = RandomState(generators)
         self._names = names
         self._accumulates = False
+        self._contents = Contents()
+        self._refills = False  # the containers: a run has changed some
+        self._empty: list[tuple[str, torch.Tensor]] = []
         self._leaves: list[tuple[str, torch.Tensor, torch.Tensor | None]] = []
         self._followed: list[tuple[torch.Tensor, Any]] = []
         tensors: dict[str, torch.Tensor] = {}
@@ -81,7 +90,7 @@ class CopiedArguments(Buffers):
         groups: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             groups.setdefault(_key(tensor), {})[name] = tensor
-        copied = {id(t) for t in tensors.values()}
+        copied = {id(t) for t in tensors.values()} - set(map(id, also_reached))
         own = {n: t for n, t in (state or {}).items() if id(t) not in copied}
         self._state_leaves = [(n, t, t.grad) for n, t in own.items() if t.requires_grad and t.is_leaf]
         refuse_shortage(tensors.values(), own.values())
@@ -110,26 +119,34 @@ class CopiedArguments(Buffers):
     @property
     def changed(self) -> bool:
         """Whether a run leaves buffers, gradients or slots that the next must not start from."""
-        return self._accumulates or self.slots.have_state or super().changed
+        return self._accumulates or self._refills or self.slots.have_state or super().changed
 
     def values(self) -> Values:
         """The call's arguments over the copies, as no candidate has seen them yet: tensors, lists and objects made anew."""
-        self._leaves, self._followed = [], []
+        self._refills = self._refills or self._contents.changed
+        self._leaves, self._followed, self._empty, self._contents = [], [], [], Contents()
         made: dict[int, torch.Tensor] = {}
 
         def substitute(name: str, tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in made:
                 made[id(tensor)] = self._followable(name, tensor, self._copy_of(tensor))
+                if not tensor.untyped_storage().nbytes():
+                    self._empty.append((name, made[id(tensor)]))
             return made[id(tensor)]
 
-        return self._mapped(substitute)
+        return self._mapped(substitute, self._contents.note)
 
     def restore(self) -> None:
-        """Put back what a run must not find changed, gradients included."""
+        """Put back what a run must not find changed, gradients and what containers hold included."""
         super().restore()
+        self._contents.put_back()
         self.slots.restore()
         if self._accumulates:
             self._drop_gradients()
+
+    def left(self) -> list[tuple[str, torch.Tensor]]:
+        """See `Buffers.left`: also tensors that were empty, and that a run has given memory."""
+        return [*super().left(), *((name, tensor) for name, tensor in self._empty if tensor.numel())]
 
     def seeing_writes(self) -> AbstractContextManager[object]:
         """See `Buffers.seeing_writes`: of what candidates reach beside their arguments."""
@@ -201,24 +218,31 @@ class CopiedArguments(Buffers):
         self.slots = Slots()
         self._given = (), {}
         self.buffers, self._buffer_of, self._state_in = [], {}, {}
-        self._leaves, self._followed, self._state_leaves = [], [], []
+        self._leaves, self._followed, self._state_leaves, self._empty = [], [], [], []
+        self._contents = Contents()
 
     def _drop_gradients(self) -> None:
         for _, leaf, gradient in (*self._leaves, *self._state_leaves):
             if leaf.grad is not gradient:
                 leaf.grad = gradient
 
-    def _mapped(self, f: Callable[[str, torch.Tensor], torch.Tensor]) -> Values:
+    def _mapped(
+        self, f: Callable[[str, torch.Tensor], torch.Tensor], note: Callable[[str, Any], None] = _ignore
+    ) -> Values:
         args, kwargs = self._given
         names = [*self._names[: len(args)], *(f"argument {i}" for i in range(len(self._names), len(args)))]
         return (
-            tuple(_mapped(n, v, f) for n, v in zip(names, args, strict=True)),
-            {n: _mapped(n, v, f) for n, v in kwargs.items()},
+            tuple(_mapped(n, v, f, note) for n, v in zip(names, args, strict=True)),
+            {n: _mapped(n, v, f, note) for n, v in kwargs.items()},
         )
 
     def _copy_of(self, tensor: torch.Tensor, *, pristine: bool = False) -> torch.Tensor:
+        import torch
+
         buffer = self._buffer_of[_key(tensor)]
         offset = tensor.storage_offset()
+        if not buffer.memory.numel():  # what torch resizes in place would lie in the guard zones
+            return torch.empty(0, dtype=tensor.dtype, device=tensor.device).as_strided(tensor.shape, tensor.stride())
         if not pristine:
             return view_of(buffer, tensor.dtype, tensor.shape, tensor.stride(), offset)
         typed = buffer.pristine.view(tensor.dtype)
@@ -239,7 +263,7 @@ class CopiedArguments(Buffers):
             return copied
         if given.is_leaf:
             copied.requires_grad_()
-            if given.grad is not None:
+            if given.grad is not None and _key(given.grad) in self._buffer_of:  # else another thread has made it since
                 copied.grad = self._copy_of(given.grad)
             self._leaves.append((name, copied, copied.grad))
             return copied
@@ -444,16 +468,26 @@ def _borrowed(name: str, tensor: torch.Tensor, *, to_zero: bool = False) -> Buff
     )
 
 
-def _mapped(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
-    """The same value with other tensors in it; containers are made anew, and so is what holds a tensor."""
+def _mapped(
+    name: str,
+    value: Any,
+    f: Callable[[str, torch.Tensor], torch.Tensor],
+    note: Callable[[str, Any], None] = _ignore,
+) -> Any:
+    """The same value with other tensors in it; containers are made anew, and so is what holds a tensor.
+
+    Args:
+        note: told each that can change, once it is filled.
+    """
     import torch
 
     if isinstance(value, torch.Tensor):
         return f(name, value)
     if isinstance(value, (list, deque, tuple, dict)):
-        return _mapped_container(name, value, f)
+        return _mapped_container(name, value, f, note)
     if isinstance(value, set):
-        return copy.copy(value)
+        note(name, made := copy.copy(value))
+        return made
     if isinstance(value, torch.Generator):
         return value.clone_state()
     if isinstance(value, random.Random) or type(value).__module__.startswith("numpy.random"):
@@ -466,7 +500,8 @@ def _mapped(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor
         made = copy.copy(value)
         for attribute, held in _held(value).items():
             inner = name if attribute == "base" else f"{name}.{attribute}"
-            object.__setattr__(made, attribute, _mapped(inner, held, f))
+            object.__setattr__(made, attribute, _mapped(inner, held, f, note))
+        note(name, made)
         return made
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__") and value.ndim:
         raise UnportableError(f"{name} is a NumPy array: configs are tried on copies, of dense tensors")
@@ -475,23 +510,28 @@ def _mapped(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor
     return value
 
 
-def _mapped_container(name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor]) -> Any:
+def _mapped_container(
+    name: str, value: Any, f: Callable[[str, torch.Tensor], torch.Tensor], note: Callable[[str, Any], None]
+) -> Any:
     """A container of the same class, made anew; a tuple in which nothing changes is kept."""
     if isinstance(value, dict):
         mapping = copy.copy(value)
         for key, v in value.items():
-            mapping[key] = _mapped(f"{name}[{key!r}]", v, f)
+            mapping[key] = _mapped(f"{name}[{key!r}]", v, f, note)
+        note(name, mapping)
         return mapping
-    items = [_mapped(f"{name}[{i}]", v, f) for i, v in enumerate(value)]
+    items = [_mapped(f"{name}[{i}]", v, f, note) for i, v in enumerate(value)]
     if isinstance(value, tuple):
         if all(a is b for a, b in zip(items, value, strict=True)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if type(value) is list:
+        note(name, items)
         return items
     container = copy.copy(value)
     container.clear()
     container.extend(items)
+    note(name, container)
     return container
 
 

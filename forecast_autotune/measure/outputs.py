@@ -37,7 +37,8 @@ class Outputs:
     """What a run returned and wrote, and the gradients it leads to.
 
     `form` says in JSON how the result is nested, and for each of its tensors the strides and whose memory it lies in.
-    `tensors` are copies: of the tensors returned, then of the buffers and of what stands in slots, which `written` names.
+    `tensors` are copies: of the tensors returned, then of the buffers, of what stands in slots and of what was empty, which
+    `written` names.
     """
 
     form: Any
@@ -53,7 +54,7 @@ def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
     tensors: list[torch.Tensor] = []
     form = _form(returned, tensors, arguments, ())
     written = [b for b in arguments.buffers if b.touched or b.written]
-    left = arguments.slots.left()
+    left = arguments.left()
     copies = [_dense(t.detach()).clone() for t in (*tensors, *(t for _, t in left))]
     return Outputs(
         form=form,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
+_MOST_GIVEN = (
+    10_000  # of a container that is an argument, and of such containers: they are looked at before each timed run
+)
 _DEPTH = 4  # of containers in a slot in which tensors are looked for
 _MIN_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
 _NOTHING = object()  # in a slot that is empty
@@ -424,6 +427,43 @@ class Slots:
 
     def _changed(self) -> Iterator[Slot]:
         return ((holder, key) for holder in self._holders for key in holder.rebound())
+
+
+class Contents:
+    """What containers hold that a candidate is given: entries and items that it replaces or takes away are put back.
+
+    What it adds to a dict or an object, or puts where nothing was, stays: it may be a cache.
+    """
+
+    def __init__(self) -> None:
+        self._holders: list[_Holder] = []
+
+    def note(self, name: str, held: Any) -> None:
+        """Note a list, a deque, a set, a dict, or an object's attributes, unless there are very many of them."""
+        if len(self._holders) == _MOST_GIVEN:
+            return
+        if isinstance(held, (list, deque, set)):
+            if len(held) <= _MOST_GIVEN:
+                self._holders.append(_Items(name, held, whole=True))
+            return
+        for entries in (held, getattr(held, "__dict__", None)):
+            if isinstance(entries, dict) and len(entries) <= _MOST_GIVEN:
+                self._holders.append(_Entries(name, entries, owner=held, whole=True, compared=False))
+
+    @property
+    def changed(self) -> bool:
+        """Whether a run has left something else in them that is put back."""
+        return any(_to_put_back(holder) for holder in self._holders)
+
+    def put_back(self) -> None:
+        """Have them hold what they did, and what was added to a dict or an object."""
+        for holder in self._holders:
+            if keys := _to_put_back(holder):
+                holder.put_back(keys)
+
+
+def _to_put_back(holder: _Holder) -> list[Hashable]:
+    return [key for key in holder.rebound() if holder.before(key) not in (None, _NOTHING)]
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

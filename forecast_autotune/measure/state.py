@@ -6,11 +6,10 @@ import contextlib
 import dis
 import functools
 import inspect
-import itertools
 import logging
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +50,10 @@ def tensors_reached(values: Iterable[Any]) -> dict[str, torch.Tensor]:
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
+    counts: Counter[str] = Counter()
     for name, value in _reached(values):
         if isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
-            tensors.setdefault(name, value)
+            tensors[_unlike(name, tensors, counts)] = value
     return tensors
 
 
@@ -72,12 +72,12 @@ def state_reached(values: Iterable[Any]) -> dict[str, Any]:
         met = (v for _, v in _reached([value], known=seen))
         return (v for v in met if isinstance(v, torch.Tensor) and kind_without_copy(v) is None)
 
-    slots = Slots(look_below)
+    slots, counts = Slots(look_below), Counter[str]()
     for name, value in _reached(values, slots, seen=seen):
         if isinstance(value, kinds):
             generators.append(value)
         elif isinstance(value, torch.Tensor) and kind_without_copy(value) is None:
-            tensors.setdefault(name, value)
+            tensors[_unlike(name, tensors, counts)] = value
     return {"state": tensors, "generators": generators, "slots": slots}
 
 
@@ -91,11 +91,12 @@ def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], 
 
     modules: dict[str, torch.nn.Module] = {}
     tensors: dict[str, torch.Tensor] = {}
+    counts: Counter[str] = Counter()
     for name, value in _reached(values, optimizers=False):
         if isinstance(value, torch.nn.Module):
-            modules[_unlike(name, modules)] = value
+            modules[_unlike(name, modules, counts)] = value
         elif isinstance(value, torch.Tensor) and value.is_leaf and (value.is_floating_point() or value.is_complex()):
-            tensors[_unlike(name, tensors)] = value
+            tensors[_unlike(name, tensors, counts)] = value
     parameters = {id(t) for m in modules.values() for t in m._parameters.values()}
     gradients = {id(t.grad) for t in tensors.values()}
     buffers = {id(t) for m in modules.values() for t in m._buffers.values() if t is not None and not t.requires_grad}
@@ -103,9 +104,13 @@ def weights_reached(values: Iterable[Any]) -> tuple[dict[str, torch.nn.Module], 
     return modules, {name: tensor for name, tensor in tensors.items() if id(tensor) not in others}
 
 
-def _unlike(name: str, taken: Container[str]) -> str:
-    """The name, with a number if it is taken."""
-    return next(n for n in itertools.chain([name], (f"{name}{i}" for i in itertools.count(2))) if n not in taken)
+def _unlike(name: str, taken: Container[str], counts: Counter[str]) -> str:
+    """The name, with a number if it is taken; `counts` of those that were asked for."""
+    made = name
+    while made in taken:
+        counts[name] += 1
+        made = f"{name}{counts[name] + 1}"
+    return made
 
 
 def with_modes(modules: Mapping[str, torch.nn.Module]) -> dict[str, torch.nn.Module]:

@@ -60,6 +60,58 @@ def test_tensors_in_containers_and_records_are_copied_and_the_rest_shared() -> N
     assert (type(pair), same) == (Pair, other)
 
 
+def test_what_is_replaced_in_containers_is_put_back_and_what_is_added_stays() -> None:
+    x, extra = torch.ones(3), torch.zeros(2)
+    given = [[x], {"x": x, "position": 0, "later": None}, collections.deque([x]), Record(x, [3]), {1}, {"inner": [x]}]
+    arguments = CopiedArguments(given, names=["rows", "cache", "queue", "record", "seen", "nested"])
+
+    def run(values: Any) -> None:
+        rows, cache, queue, record, seen, nested = values
+        rows.append(extra)
+        cache.pop("x")
+        cache.update(new=extra, position=1, later=extra)
+        queue.popleft()
+        record.sizes.append(4)
+        record.base = extra
+        record.packed = extra
+        seen.clear()
+        nested["inner"] = [extra]
+
+    run(arguments.values()[0])
+    values = arguments.values()[0]
+    assert arguments.changed
+    run(values)
+    arguments.restore()
+    (copy,), cache, queue, record, seen, nested = values
+    assert all(each is copy for each in (cache["x"], queue[0], record.base, nested["inner"][0]))
+    assert (cache["position"], record.sizes, seen) == (0, [3], {1})
+    assert cache["new"] is cache["later"] is record.packed is extra
+    assert given[0][0] is given[1]["x"] is x
+
+
+def test_a_tensor_that_is_an_argument_and_reached_is_put_back() -> None:
+    weight, other = torch.nn.Parameter(torch.zeros(3)), torch.zeros(3)
+    weight.grad = torch.ones(3)
+    state = {"weight": weight, "weight.grad": weight.grad, "other": other}
+    arguments = CopiedArguments([weight, other], names=["w", "o"], state=state, also_reached=[weight, weight.grad])
+    ((copy, _), _) = arguments.values()
+    with torch.no_grad():
+        weight.sub_(1)
+        copy.sub_(2)
+    weight.grad.add_(1)
+    other.add_(1)  # by somebody else: candidates reach it as an argument alone, which is a copy
+    assert {b.name for b in arguments.detect_writes()} == {"w", "weight", "weight.grad"}
+    arguments.put_back()
+    assert (weight.tolist(), weight.grad.tolist(), other.tolist()) == ([0] * 3, [1] * 3, [1] * 3)
+
+
+def test_an_empty_tensor_may_be_given_memory() -> None:
+    arguments = CopiedArguments([torch.empty(0)])
+    torch.add(torch.ones(3), 1, out=arguments.values()[0][0])
+    assert arguments.overrun() is None
+    assert [tensor.tolist() for _, tensor in arguments.left()] == [[2.0] * 3]
+
+
 @pytest.mark.parametrize(
     "tensor",
     [
