@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Single = NDArray[np.float32]
 
+MAX_ALONE = 1 << 18  # multiplications of a product that OpenBLAS makes in the thread that asks for it
 FAR = 5.0  # standard deviations beyond which how far a feature is from the usual says no more
 
 
@@ -48,9 +49,25 @@ class Networks:
         known = network_inputs(features, self.columns, self.centre, self.scale)
         *hidden, last = self.layers
         for weights, biases in hidden:
-            known = np.maximum(known @ weights + biases, 0.0)
-        output: Array = (known @ last[0] + last[1])[..., 0].astype(float)
+            known = np.maximum(_product(known, weights) + biases, 0.0)
+        output: Array = (_product(known, last[0]) + last[1])[..., 0].astype(float)
         return output
+
+
+def _product(inputs: Single, weights: Single) -> Single:
+    """`inputs @ weights` by so few rows at a time that OpenBLAS starts no threads: a fork beside may stop these for good.
+
+    Args:
+        inputs: shape `(configs, in)` or `(networks, configs, in)`.
+        weights: shape `(networks, in, out)`.
+    Returns:
+        shape `(networks, configs, out)`.
+    """
+    import numpy as np
+
+    rows = max(1, MAX_ALONE // (weights.shape[-2] * weights.shape[-1]))
+    parts = [inputs[..., at : at + rows, :] @ weights for at in range(0, inputs.shape[-2], rows)]
+    return np.concatenate(parts, axis=-2) if parts else inputs @ weights
 
 
 def network_inputs(features: Array, columns: NDArray[np.intp], centre: Array, scale: Array) -> Single:

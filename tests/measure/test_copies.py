@@ -60,7 +60,7 @@ def test_tensors_in_containers_and_records_are_copied_and_the_rest_shared() -> N
     assert (type(pair), same) == (Pair, other)
 
 
-def test_what_is_replaced_in_containers_is_put_back_and_what_is_added_stays() -> None:
+def test_what_is_replaced_in_containers_is_put_back_and_additions_stay() -> None:
     x, extra = torch.ones(3), torch.zeros(2)
     given = [[x], {"x": x, "position": 0, "later": None}, collections.deque([x]), Record(x, [3]), {1}, {"inner": [x]}]
     arguments = CopiedArguments(given, names=["rows", "cache", "queue", "record", "seen", "nested"])

@@ -22,6 +22,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.model_names import is_model_version
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
+from forecast_autotune.surrogates import networks
 from forecast_autotune.surrogates.networks import Networks, packed_networks
 from forecast_autotune.surrogates.prior import (
     RULES,
@@ -117,6 +118,17 @@ def with_networks() -> Document:
     layers = ((first, np.zeros((3, 1, 2))), (last, np.full((3, 1, 1), 3.0)))
     networks = Networks(columns, np.full(columns.size, 2.0), np.full(columns.size, 4.0), layers)
     return {**small(), "networks": packed_networks(networks)}
+
+
+@pytest.mark.parametrize("configs", [0, 1, 500])
+def test_products_of_networks_are_small_enough_for_one_thread(monkeypatch: pytest.MonkeyPatch, configs: int) -> None:
+    monkeypatch.setattr(networks, "MAX_ALONE", 1000)
+    draw = np.random.default_rng(0)
+    weights = draw.normal(size=(2, 12, 8)).astype(np.float32)
+    for inputs in (draw.normal(size=(configs, 12)), draw.normal(size=(2, configs, 12))):
+        got = networks._product(inputs.astype(np.float32), weights)
+        assert got.shape == (2, configs, 8)
+        np.testing.assert_allclose(got, inputs @ weights, rtol=1e-4, atol=1e-5)
 
 
 def test_networks_count_as_much_as_all_trees_together(tmp_path: Path) -> None:

@@ -21,7 +21,14 @@ from .hook import is_wanted
 from .narrowing import Narrowing
 from .request import stand_aside, stood_aside, uuid
 from .stragglers import note_begun
-from .torch_patches import patch_benchmarking, patch_finalizing, patch_fusion, patch_generated, patch_workers
+from .torch_patches import (
+    patch_benchmarking,
+    patch_finalizing,
+    patch_fusion,
+    patch_generated,
+    patch_graph_saving,
+    patch_workers,
+)
 
 log = logging.getLogger(__name__)
 
@@ -236,6 +243,7 @@ def _listen() -> None:
     patch_generated(lambda: is_wanted() and not stood_aside())
     patch_finalizing(decide_unfused)
     patch_workers(lambda: is_wanted() and not stood_aside())
+    patch_graph_saving(lambda: narrowing.may_save_graph())
     select_algorithm.add_preprocessing_fn(narrow_rendered)
     select_algorithm.add_feedback_saver(record)
     narrowing.listens = True

@@ -82,6 +82,7 @@ class Selection:
         parameters: by config, in their order; once they are timed, the decided one alone.
         candidate_count: how many candidates there were.
         charged_trial: the trial that decided for a template, against a library that was charged for an epilogue.
+        is_new: whether it is decided in this process by what is timed: caches of graphs know nothing of that yet.
         left_behind: what was left behind for it compiled far longer than the others, by what Inductor calls it.
         times_ms: of what was timed, by config, or by what Inductor calls it where it is none of ours.
     """
@@ -90,6 +91,7 @@ class Selection:
     candidate_count: int
     trial: Trial | None = None
     charged_trial: Trial | None = None
+    is_new: bool = False
     left_behind: set[str] = field(default_factory=set)
     times_ms: dict[object, float] = field(default_factory=dict)
 
@@ -120,6 +122,18 @@ class Counts:
         return "; ".join(filter(None, [done, kernels.text]))
 
 
+class _OfThread(threading.local):
+    """What one thread compiles.
+
+    Attributes:
+        ahead: operands of a product, and what was listed for them before its other candidates.
+        met_new: whether something in its graph is decided in this process.
+    """
+
+    ahead: tuple[Sequence[Any], list[Any]] = (), []
+    met_new = False
+
+
 class Narrowing:
     """Narrows lists and keeps times; one for a process, safe for threads."""
 
@@ -127,7 +141,7 @@ class Narrowing:
         self.counts = Counts()
         self.listens = False
         self._lock = fork_safe_lock()
-        self._thread = threading.local()  # `ahead`: operands, and what was listed for them
+        self._thread = _OfThread()
         self._selections: dict[tuple[object, ...], Selection] = {}  # a model has the same product in each of its layers
 
     def narrow_listed(
@@ -146,16 +160,14 @@ class Narrowing:
                 self._thread.ahead = kernel_inputs.nodes()[-2:], listed
             return listed
         ahead = [] if any(is_extern(candidate) for candidate in listed) else self._listed_ahead(kernel_inputs)
-        # Of thousands of objects that are made here few stay; a collection would look through all of torch's: 0.2 s (H200).
-        with no_collection():
-            passed_on = self._narrow_whole([*ahead, *listed], exhaustive, kernel_inputs, op)
+        passed_on = self._narrow_whole([*ahead, *listed], exhaustive, kernel_inputs, op)
         for candidate in ahead:
             candidate.annotations[DROPPED] = candidate not in passed_on
         return [candidate for candidate in passed_on if candidate not in ahead]
 
     def _listed_ahead(self, kernel_inputs: Any) -> list[Any]:
         """The library's functions that were listed in this thread for the same product before its other candidates."""
-        nodes, listed = getattr(self._thread, "ahead", ((), []))
+        nodes, listed = self._thread.ahead
         self._thread.ahead = (), []
         now = kernel_inputs.nodes()[-2:]
         return listed if len(nodes) == len(now) and all(map(operator.is_, nodes, now)) else []
@@ -172,7 +184,13 @@ class Narrowing:
         if request.settings.mode == "first":
             return listed[:1]
         lowered = Lowered.of(listed, kernel_inputs, op)
-        selection = self._select(lowered, request, lambda: ProductCandidates(lowered, listed, exhaustive()))
+
+        def candidates_of() -> Candidates:
+            # Of thousands of objects that are made few stay; a collection would look through all of torch's: 0.2 s (H200).
+            with no_collection():
+                return ProductCandidates(lowered, listed, exhaustive())
+
+        selection = self._select(lowered, request, candidates_of)
         passed_on = {config: as_listed(parameters, listed) for config, parameters in selection.parameters.items()}
         return _annotated(passed_on, selection)
 
@@ -209,6 +227,7 @@ class Narrowing:
                 self._selections[key] = selection
                 while len(self._selections) > MAX_SELECTIONS:
                     del self._selections[next(iter(self._selections))]
+        self._thread.met_new = self._thread.met_new or selection.is_new
         with self._lock:
             self.counts.products += 1
             self.counts.candidates += selection.candidate_count
@@ -225,7 +244,8 @@ class Narrowing:
         if recalled is not None and recalled.is_measured and not few_were_tried:
             self._count(recalled=True)
             return _selection_of(candidates, [hold_to(job, request, store, recalled).config])
-        job = candidates.job
+        with no_collection():
+            job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
         informing = open_store(replace(request.settings, mode="forecast")) if ranks_decide(request) else store
         with PROCESS_TOTAL.running():
@@ -245,6 +265,15 @@ class Narrowing:
         by_config = dict(zip(job.space, forecasts, strict=True))
         trial = Trial(candidates, request, store, by_config, model, spent_s=time.perf_counter() - began)
         return _selection_of(candidates, configs, trial)
+
+    def may_save_graph(self) -> bool:
+        """Whether the graph that this thread has compiled may be kept under the name that our choices have in this process.
+
+        Not where something in it was timed here, or is pending: that name is of a store without its decision. A process
+        with such a store, one that was cleared say, would find the graph and decide nothing.
+        """
+        met_new, self._thread.met_new = self._thread.met_new, False
+        return not met_new
 
     @staticmethod
     def without_dropped(listed: list[Any]) -> list[Any]:
@@ -410,7 +439,8 @@ def _rule_out_others(timings: MutableMapping[Any, float], choices: Mapping[Confi
 
 
 def _selection_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Selection:
-    return Selection({c: candidates.parameters[c] for c in configs}, len(candidates.parameters), trial)
+    parameters = {config: candidates.parameters[config] for config in configs}
+    return Selection(parameters, len(candidates.parameters), trial, is_new=trial is not None)
 
 
 def _annotated(passed_on: Mapping[Config, Any], selection: Selection) -> list[Any]:

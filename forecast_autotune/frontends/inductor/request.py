@@ -11,6 +11,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
+from ...core.budget import Budget
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import warn_user
@@ -101,10 +102,11 @@ def cache_name() -> str:
         InvalidInputError: a setting does not parse.
     """
     request = product_request()
-    measures = request.budget.measures
+    budget = Budget(request.budget)
     parts = [
         request.settings.mode,
-        str(measures),
+        str(budget.measures),
+        str(budget.all),  # for which what was tried in part is tried again
         request.surrogate.name,
         request.surrogate.model_version,
         request.settings.toolchain,

@@ -35,6 +35,7 @@ FUSION = "torch._inductor.codegen.triton"  # imported with it
 GENERATED = "torch._inductor.runtime.triton_heuristics"  # likewise
 SCHEDULER = "torch._inductor.scheduler"  # and so is this
 WORKERS = "torch._inductor.async_compile"  # and this
+GRAPHS = "torch._inductor.codecache"  # and this
 
 OWN_CLOCK = "torch %s times %s in a way unknown here: by its own clock, the host's time among it"
 
@@ -192,6 +193,31 @@ def patch_workers(is_wanted: Callable[[], bool]) -> None:
         asynchronous.wakeup = classmethod(woken_with_drivers(asynchronous.wakeup.__func__, is_wanted))
     else:
         log.info("torch %s wakes compilers in a way unknown here: each loads Triton's driver itself", torch.__version__)
+
+
+def patch_graph_saving(may_save: Callable[[], bool]) -> None:
+    """Have graphs kept out of Inductor's cache that are not to be found there, once that is loaded.
+
+    Args:
+        may_save: called for each graph that was compiled, in its thread; raises nothing.
+    """
+    if (module := _first_look(GRAPHS)) is None:
+        return
+    cache: Any = getattr(module, "FxGraphCache", None)
+    if _takes(cache, "_save_graph", "key", "compiled_graph", "example_inputs", "local", "remote_cache"):
+        save = cache._save_graph
+
+        @functools.wraps(save)
+        def saved(*args: Any, **kwargs: Any) -> None:
+            if may_save():
+                save(*args, **kwargs)
+
+        cache._save_graph = staticmethod(saved)
+    else:
+        log.warning(
+            "torch %s keeps graphs in a way unknown here: one is found again after its decisions were cleared",
+            torch.__version__,
+        )
 
 
 def patch_finalizing(decide_unfused: Callable[[Any], None]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._inductor import config as inductor_config
 
 from ...core.fork_safe_lock import fork_safe_lock
 
@@ -33,17 +32,24 @@ def woken_with_drivers(wakeup: Callable[[Any], None], is_wanted: Callable[[], bo
     @functools.wraps(wakeup)
     def woken(asynchronous: Any) -> None:
         wakeup(asynchronous)
-        # A pool has been asked whether it is ready, or none is to be used.
-        if is_wanted() and torch.cuda.is_initialized() and asynchronous._ready_future is not None:
-            workers = inductor_config.compile_threads or 1  # as this thread has it
-            threading.Thread(
-                target=_load_drivers,
-                args=(asynchronous.process_pool(), workers),
-                name="forecast_autotune drivers",
-                daemon=True,
-            ).start()
+        try:
+            if is_wanted() and torch.cuda.is_initialized():
+                _begin_loading(asynchronous)
+        except Exception as err:  # no more threads, say: nobody needs this one
+            log.info("Inductor's workers load Triton's driver when they compile: %s", err)
 
     return woken
+
+
+def _begin_loading(asynchronous: Any) -> None:
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    # A pool has been asked whether it is ready, or none is to be used. Others than this one end once their jobs are done.
+    if asynchronous._ready_future is None or not isinstance(pool := asynchronous.process_pool(), SubprocPool):
+        return
+    workers = inductor_config.compile_threads or 1  # as this thread has it
+    threading.Thread(target=_load_drivers, args=(pool, workers), name="forecast_autotune drivers", daemon=True).start()
 
 
 def _load_drivers(pool: Any, workers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import torch
 from rehearsed_inductor import Timed, as_another_process, decisions, lowered, names, product, store
 from torch._inductor import config as inductor_config
 from torch._inductor import select_algorithm
+from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.choices import InductorChoices
 from torch._inductor.ir import MultiTemplateBuffer
 from torch._inductor.scheduler import FusionResult, Scheduler
@@ -603,6 +605,30 @@ def test_installed_says_what_was_done(timed: Timed) -> None:
     assert row.ours
     assert row.decided == 1
     assert "5 were timed" in row.why
+
+
+@pytest.mark.parametrize("may_save", [True, False])
+def test_a_graph_is_timed_again_once_its_decision_is_cleared(timed: Timed, monkeypatch: Any, may_save: bool) -> None:
+    """Not so where the graph was kept under the name of the store that had no decision."""
+    monkeypatch.setattr(torch.utils._triton, "has_triton", lambda: True)  # else no graph is kept
+    monkeypatch.setattr(AsyncCompile, "triton", lambda *_, **__: SimpleNamespace(run=None))
+    if may_save:
+        monkeypatch.setattr(narrowing.Narrowing, "may_save_graph", lambda _: True)
+    with inductor_config.patch(fx_graph_cache=True), torch._functorch.config.patch(enable_autograd_cache=False):
+        product()
+        shutil.rmtree(os.environ["FORECAST_AUTOTUNE_DIR"])
+        as_another_process(monkeypatch)
+        product()
+    assert len(timed.lists) == (1 if may_save else 2)
+    assert len(decisions()) == (0 if may_save else 1)
+
+
+def test_a_budget_of_all_is_another_name(timed: Timed, monkeypatch: Any) -> None:
+    names = set()
+    for budget in ("2", "4", "all", "0"):
+        monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", budget)
+        names.add(product_request.cache_name())
+    assert len(names) == 3
 
 
 # Processes ----------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from forecast_autotune.frontends.inductor import workers
 from forecast_autotune.frontends.inductor.workers import woken_with_drivers
 
 
-class Pool:
+class Pool(SubprocPool):
     """Takes jobs, and does each when it is told to."""
 
     def __init__(self) -> None:
@@ -88,6 +88,22 @@ def test_nothing_is_loaded_where_ours_is_not_in_or_no_pool_is_used(pool: Pool, i
     woken(pool, is_wanted=is_wanted, ready=ready)
     no_thread_loads()
     assert not pool.jobs
+
+
+def test_a_compile_goes_on_where_no_thread_can_be_started(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    woken(pool)
+    assert not pool.jobs
+
+
+def test_a_pool_that_waits_for_its_jobs_at_the_end_is_left_alone(pool: Pool) -> None:
+    with ProcessPoolExecutor(1) as other:
+        woken(other)  # type: ignore[arg-type]
+        no_thread_loads()
+        assert not other._pending_work_items
 
 
 def test_nothing_is_loaded_in_a_program_without_a_gpu(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
