@@ -463,7 +463,8 @@ class Contents:
 
 
 def _to_put_back(holder: _Holder) -> list[Hashable]:
-    return [key for key in holder.rebound() if holder.before(key) not in (None, _NOTHING)]
+    before = {key: holder.before(key) for key in holder.rebound()}
+    return [key for key, value in before.items() if value is not None and value is not _NOTHING]
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -61,15 +61,28 @@ def test_tensors_in_containers_and_records_are_copied_and_the_rest_shared() -> N
 
 
 def test_what_is_replaced_in_containers_is_put_back_and_additions_stay() -> None:
-    x, extra = torch.ones(3), torch.zeros(2)
-    given = [[x], {"x": x, "position": 0, "later": None}, collections.deque([x]), Record(x, [3]), {1}, {"inner": [x]}]
+    class Odd:
+        __hash__ = object.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise ValueError(other)
+
+    x, extra, odd = torch.ones(3), torch.zeros(2), Odd()
+    given = [
+        [x],
+        {"x": x, "position": 0, "later": None, "odd": odd},
+        collections.deque([x]),
+        Record(x, [3]),
+        {1},
+        {"inner": [x]},
+    ]
     arguments = CopiedArguments(given, names=["rows", "cache", "queue", "record", "seen", "nested"])
 
     def run(values: Any) -> None:
         rows, cache, queue, record, seen, nested = values
         rows.append(extra)
         cache.pop("x")
-        cache.update(new=extra, position=1, later=extra)
+        cache.update(new=extra, position=1, later=extra, odd=Odd())
         queue.popleft()
         record.sizes.append(4)
         record.base = extra
@@ -84,7 +97,7 @@ def test_what_is_replaced_in_containers_is_put_back_and_additions_stay() -> None
     arguments.restore()
     (copy,), cache, queue, record, seen, nested = values
     assert all(each is copy for each in (cache["x"], queue[0], record.base, nested["inner"][0]))
-    assert (cache["position"], record.sizes, seen) == (0, [3], {1})
+    assert (cache["position"], cache["odd"] is odd, record.sizes, seen) == (0, True, [3], {1})
     assert cache["new"] is cache["later"] is record.packed is extra
     assert given[0][0] is given[1]["x"] is x
 
