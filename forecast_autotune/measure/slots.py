@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 _NUMBERS = (int, float)  # and no flags
 PLAIN = frozenset({str, bytes, int, float, complex, bool, type(None)})  # what holds nothing else
 _MOST = 100_000  # entries of a container that may change: to look at a larger one, a table, takes milliseconds
-_MOST_GIVEN = (
-    10_000  # of a container that is an argument, and of such containers: they are looked at before each timed run
-)
+# Entries of a container that is an argument, and such containers: they are looked at before each timed run.
+_MOST_GIVEN = 10_000
 _DEPTH = 4  # of containers in a slot in which tensors are looked for
 _MIN_ADDRESS = 1 << 32  # of objects on a 64-bit machine, which dicts by `id` have for keys
 _NOTHING = object()  # in a slot that is empty
