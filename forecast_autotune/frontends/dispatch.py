@@ -507,8 +507,9 @@ class Dispatcher:
         decided = dict(self.decisions)
         if not decided:
             raise InvalidInputError(
-                f"{self._door.name} has decided nothing in this process: call it first, in a mode other than first; "
-                "'forecast-autotune list' and 'show' print what earlier processes decided"
+                f"{self._door.name} has decided nothing in this process: call it first, in a mode other than first, and "
+                "outside of what torch.compile traces, where nothing is measured; 'forecast-autotune list' and 'show' print "
+                "what earlier processes decided, 'pending' what is still to be measured"
             )
         if key is None:
             key = next(reversed(decided))
