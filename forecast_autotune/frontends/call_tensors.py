@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.signal_handlers import raised_by_signal_handler
 from ..measure.slots import PLAIN
+from ..measure.state import state_reached, tensors_reached
 
 
 def tensors_of_call(values: Sequence[Any]) -> list[Any]:
@@ -22,11 +23,13 @@ def leaves_of_call(values: Sequence[Any]) -> list[Any]:
     return [leaf for _, leaf in _leaves(("", value) for value in values)]
 
 
-def others_of_call(values: Sequence[Any]) -> list[Any]:
-    """Objects among some values, those in lists, tuples, dicts and dataclasses included, of which no copy is made."""
+def reached_by_call(callables: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
+    """What `CopiedArguments` is to put back beside the arguments of a call, whose copies candidates are given."""
     import torch
 
-    return [v for v in leaves_of_call(values) if type(v) not in PLAIN and not isinstance(v, torch.Tensor)]
+    others = [v for v in leaves_of_call(values) if type(v) not in PLAIN and not isinstance(v, torch.Tensor)]
+    also_reached = tensors_reached([*callables, *others]).values()
+    return {**state_reached([*callables, *values]), "also_reached": also_reached}
 
 
 def versions_of_tensors(values: Sequence[Any]) -> list[int]:

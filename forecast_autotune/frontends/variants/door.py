@@ -27,10 +27,9 @@ from ...measure.clocks import Clock, CpuClock, EventClock, Launch, cuda_clock
 from ...measure.copies import BorrowedArguments, CopiedArguments, Values
 from ...measure.in_process import InProcess
 from ...measure.probe import detect_hardware
-from ...measure.state import state_reached, tensors_reached
 from ...protocols import Compiler, Store
 from ...tuning.loop import stored
-from ..call_tensors import hold_no_data, others_of_call, why_untuned
+from ..call_tensors import hold_no_data, reached_by_call, why_untuned
 from ..keys import NoKeyError, features_of
 from ..learnable_callable import LearnableCallable
 from ..request import Request
@@ -177,9 +176,7 @@ def _measurer(tuned: TunedVariants, choices: Mapping[Config, Choice], call: Call
         if simulated is not None:
             return BorrowedArguments(call.args, call.kwargs, restored={}, zeroed={})
         names = [name for name, _ in zip(tuned.arguments.names, call.args, strict=False)]
-        also_reached = tensors_reached([*tuned.callables, *others_of_call(call.values)]).values()
-        reached = state_reached([*tuned.callables, *call.values])
-        return CopiedArguments(call.args, call.kwargs, names=names, also_reached=also_reached, **reached)
+        return CopiedArguments(call.args, call.kwargs, names=names, **reached_by_call(tuned.callables, call.values))
 
     return InProcess(
         name=tuned.full_name,

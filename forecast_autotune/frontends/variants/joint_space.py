@@ -16,8 +16,7 @@ from ...core.digest import Value
 from ...core.signal_handlers import raised_by_signal_handler
 from ...measure.copies import UnportableError, run_on_copies
 from ...measure.process_state import preserve_process_state
-from ...measure.state import state_reached, tensors_reached
-from ..call_tensors import others_of_call
+from ..call_tensors import reached_by_call
 from ..nested_tuning import NestedTuner, NestedTuning, run_nested
 from ..tuned_callable import Call
 from ..tuning_lock import tuning_lock
@@ -79,8 +78,7 @@ def tuners_called(variant: Variant, call: Call, name: str) -> tuple[NestedTuner,
     """
     nested = NestedTuning(defaults_only=True, records=True)
     knobs = variant.space.default.knobs if variant.space else {}
-    also_reached = tensors_reached([variant.function, *others_of_call(call.values)]).values()
-    reached = {**state_reached([variant.function, *call.values]), "also_reached": also_reached}
+    reached = reached_by_call([variant.function], call.values)
     try:
         # A variant may have other threads call tuned functions, for which it waits.
         with tuning_lock.slow(True), preserve_process_state():
