@@ -30,7 +30,7 @@ from forecast_autotune.core.workload import Workload
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.frontends.inductor.candidates import program_of
-from forecast_autotune.frontends.inductor.narrowing import library_is_sure, promises
+from forecast_autotune.frontends.inductor.narrowing import FAR_SLOWER, promises, times_the_library
 from forecast_autotune.frontends.inductor.product import Product, library_is_foreseen, product_features
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M
 from forecast_autotune.surrogates.learned import Learned
@@ -185,7 +185,7 @@ def losses(each: Recorded, prior: Prior) -> dict[str, float]:
 
 def is_sure(each: Recorded, forecasts: Sequence[Forecast | Abstention]) -> bool:
     """Whether Inductor is handed the library alone."""
-    return each.library_is_foreseen and library_is_sure(each.job, forecasts)
+    return each.library_is_foreseen and times_the_library(each.job, forecasts) > FAR_SLOWER
 
 
 def _forecasts(each: Recorded, prior: Prior) -> Sequence[Forecast | Abstention]:

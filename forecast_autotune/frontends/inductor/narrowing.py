@@ -45,6 +45,10 @@ MIN_CHANCE = 1e-9  # of running: its logarithm is finite
 # equal n and k left out, 47 % then have none, and 0.1 % is lost by that with a budget of 4 (`calibration fit-products`). Of
 # 196 products of fp8 55 % have none, and as much is lost.
 FAR_SLOWER = 1.2
+# So many times as fast the best of the exhaustive list may be as that of Inductor's own. Where that would not do, the
+# exhaustive list is not looked at, which takes as long as all else. Of 631 products drawn at random it is more for one that
+# this decides; in the median it is 1.3 (forecasts for an H200, torch 2.13).
+EXHAUSTIVE_GAIN = 4 / 3
 MARK = "forecast_autotune"  # in a candidate's annotations: its selection, and its config
 DROPPED = "forecast_autotune dropped"  # there: whether it is to be left out of the whole list
 MAX_SELECTIONS = 256  # that are remembered
@@ -185,12 +189,17 @@ class Narrowing:
             return listed[:1]
         lowered = Lowered.of(listed, kernel_inputs, op)
 
-        def candidates_of() -> Candidates:
+        def select() -> Selection:
             # Of thousands of objects that are made few stay; a collection would look through all of torch's: 0.2 s (H200).
             with no_collection():
-                return ProductCandidates(lowered, listed, exhaustive())
+                own = ProductCandidates(lowered, listed)
+                if _library_is_far_ahead(own, request):
+                    self._count(forecast=True)
+                    return _selection_of(own, [own.job.space.default])
+                candidates = ProductCandidates(lowered, listed, exhaustive())
+            return self._select_anew(candidates, request)
 
-        selection = self._select(lowered, request, candidates_of)
+        selection = self._select(lowered, request, select)
         passed_on = {config: as_listed(parameters, listed) for config, parameters in selection.parameters.items()}
         return _annotated(passed_on, selection)
 
@@ -209,20 +218,20 @@ class Narrowing:
         if request.settings.mode == "first":
             return [listed[candidates.places[candidates.job_without_features.space.default]]]
         digests = candidates.job_without_features.workload.digest, candidates.job_without_features.space.digest
-        selection = self._select(digests, request, lambda: candidates)
+        selection = self._select(digests, request, lambda: self._select_anew(candidates, request))
         return _annotated({config: listed[candidates.places[config]] for config in selection.parameters}, selection)
 
-    def _select(self, operation: object, request: Request, candidates_of: Callable[[], Candidates]) -> Selection:
+    def _select(self, operation: object, request: Request, select: Callable[[], Selection]) -> Selection:
         """What was selected for an equal operation of this process, else what is selected now; it is counted.
 
         Args:
             operation: equal for equal operations; hashable.
-            candidates_of: called where no equal operation was met yet.
+            select: called where no equal operation was met yet.
         """
         key = (operation, request.settings.mode, request.budget, str(request.settings.dir))
         selection = self._selections.get(key)
         if selection is None:
-            selection = self._select_anew(candidates_of(), request)
+            selection = select()
             with self._lock:
                 self._selections[key] = selection
                 while len(self._selections) > MAX_SELECTIONS:
@@ -252,7 +261,7 @@ class Narrowing:
             forecasts, model = first_forecasts(job, request, informing)
         knows_library = candidates.library_is_foreseen and knows_libraries(request)
         may_be_sure = knows_library and not budget.all and (measures or recalled is None)
-        if may_be_sure and library_is_sure(job, forecasts, candidates.epilogue_us):
+        if may_be_sure and times_the_library(job, forecasts, candidates.epilogue_us) > FAR_SLOWER:
             self._count(forecast=True)
             return _selection_of(candidates, [job.space.default])
         if not measures:
@@ -472,8 +481,25 @@ def shortlist(candidates: Candidates, forecasts: Sequence[Forecast | Abstention]
     return list(chosen)[: len(externs) + int(min(most, len(others)))]
 
 
-def library_is_sure(job: Job, forecasts: Sequence[Forecast | Abstention], epilogue_us: float = 0.0) -> bool:
-    """Whether the best of the templates is forecast so much slower than the library that none is worth compiling.
+def _library_is_far_ahead(own: ProductCandidates, request: Request) -> bool:
+    """Whether the library is as good as decided by what Inductor lists itself, for a product of which nothing is stored."""
+    if (
+        not own.library_is_foreseen
+        or not knows_libraries(request)
+        or Budget(request.budget).all
+        or ranks_decide(request)
+    ):
+        return False
+    store, job = open_store(request.settings), own.job_without_features
+    if recall(job, request, store) is not None or store.outcomes(job):
+        return False
+    with PROCESS_TOTAL.running():
+        forecasts, _ = first_forecasts(own.job, request, store)
+    return times_the_library(own.job, forecasts, own.epilogue_us) > FAR_SLOWER * EXHAUSTIVE_GAIN
+
+
+def times_the_library(job: Job, forecasts: Sequence[Forecast | Abstention], epilogue_us: float = 0.0) -> float:
+    """How many times as long as the library the best of the templates is forecast to take; 0 where that is not told.
 
     Args:
         epilogue_us: what a template may save by taking in an epilogue.
@@ -484,10 +510,10 @@ def library_is_sure(job: Job, forecasts: Sequence[Forecast | Abstention], epilog
     place = job.space.index(job.space.default)
     templates = np.array([not is_library(config) for config in job.space])
     if templates[place] or np.isnan(mean[place]) or not (templates & ~np.isnan(mean)).any():
-        return False
+        return 0.0
     library_us = LAUNCH_US + job.static_features[place].get("us_bound", 0.0)  # at least
     saved = math.log2(1.0 + epilogue_us / library_us)
-    return bool(np.nanmax(mean[templates]) + saved < mean[place] - math.log2(FAR_SLOWER))
+    return float(2.0 ** (mean[place] - saved - np.nanmax(mean[templates])))
 
 
 def promises(space: Space, forecasts: Sequence[Forecast | Abstention]) -> dict[Config, float]:

@@ -33,7 +33,7 @@ class ProductCandidates(Candidates):
             tiles are far too small, are left out.
     """
 
-    def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any]) -> None:
+    def __init__(self, lowered: Lowered, listed: Sequence[Any], more: Sequence[Any] = ()) -> None:
         own = {candidate.template.uid for candidate in listed}
         hardware, product = detect_hardware(str(lowered.device)), lowered.product
         every = [(candidate, knobs_of(candidate)) for candidate in listed]

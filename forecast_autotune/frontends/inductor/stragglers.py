@@ -13,10 +13,10 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 from weakref import WeakValueDictionary
 
-# So long it is waited after one has ended: as many times what the slowest of the others took, and as many seconds at least.
-# Longer where some may queue. Of four tiles each for 100 recorded products, compiled anew, this leaves 26 behind, with which
-# a fifth of the seconds goes (Triton 3.6), and 0.3 % of speed; with 0.75 times 21 are left, and as much is lost.
-AT_ONCE, QUEUED = 0.35, 1.5
+# So long it is waited after one has ended: as many times what the slowest of the others took, or of `LEAST_S` where that is
+# more. Longer where some may queue. Of four tiles each for 81 recorded products, compiled anew, this leaves 39 behind, with
+# which a fifth of the seconds goes (Triton 3.6), and 0.6 % of speed; where at least a second counts 29, and as much is lost.
+AT_ONCE, QUEUED, LEAST_S = 0.35, 1.5, 0.7
 CACHED_S = 0.2  # what took less may have come from a cache, and tells nothing
 # In a choice's annotations: what was left behind of its product and of equal ones.
 LEFT_BEHIND = "forecast_autotune left"
@@ -85,7 +85,7 @@ def as_completed_but_stragglers(
 def patience_s(took_s: Sequence[float], times: float) -> float:
     """How long to wait for those that are left once others took so many seconds; infinite as long as these tell nothing."""
     built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
-    return times * max(1.0, *built_s) if built_s else math.inf
+    return times * max(LEAST_S, *built_s) if built_s else math.inf
 
 
 def is_left_behind(choice: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -237,6 +238,28 @@ def test_nothing_is_compiled_where_the_library_is_sure(timed: Timed, monkeypatch
     assert len(timed.lists) == 1
 
 
+def test_an_exhaustive_list_is_asked_for_only_where_it_may_matter(timed: Timed, monkeypatch: Any) -> None:
+    sure()
+    own = choices.narrowing.counts.candidates
+    monkeypatch.setattr(narrowing, "EXHAUSTIVE_GAIN", math.inf)
+    as_another_process(monkeypatch)
+    sure()
+    assert choices.narrowing.counts.candidates > 300 > 30 > own
+    assert timed.lists == []
+
+
+def test_what_is_stored_of_a_product_counts_before_what_its_own_list_says(timed: Timed, monkeypatch: Any) -> None:
+    timed.ms = lambda place: 0.3 - 0.01 * place
+    with monkeypatch.context() as unsure:
+        unsure.setattr(narrowing, "FAR_SLOWER", 16.0)
+        sure()
+    as_another_process(monkeypatch)
+    sure()
+    (chosen,) = choices.narrowing._selections.values()
+    assert chosen.decided == decisions()[0].decision.config
+    assert not candidates.is_library(chosen.decided)
+
+
 def three_products(*, in_one_graph: bool) -> None:
     x, weights = torch.ones(256, 256), [torch.ones(256 * i, 256 * (i + 1)) for i in (1, 2, 3)]
     if in_one_graph:
@@ -401,7 +424,7 @@ def test_an_unmeasured_template_is_chosen_only_if_the_library_is_forecast(
 
     decide = narrowing.decide
     monkeypatch.setattr(narrowing, "decide", on_a_template)
-    monkeypatch.setattr(narrowing, "library_is_sure", lambda *_: False)
+    monkeypatch.setattr(narrowing, "times_the_library", lambda *_: 1.0)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
     lowered(lambda a, b: a @ b, torch.ones(256, k, dtype=dtype), torch.ones(k, 256, dtype=dtype))
     (chosen,) = choices.narrowing._selections.values()
