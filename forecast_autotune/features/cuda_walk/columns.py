@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +149,11 @@ def _touched(memory: Sequence[_Site], threads: float, programs: float, *, is_sur
             written[key] = max(written[key], reach)
         elif key not in written:  # else it is still in L2
             read[key] = max(read[key], reach)
-    return tuple(sum(min(sizes[k], n) for k, n in by.items()) for by in (read, written))  # type: ignore[return-value]
+
+    def total(by: Mapping[int, float]) -> float:
+        return sum(min(sizes[k], n) for k, n in by.items())
+
+    return total(read), total(written)
 
 
 def _add_times(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import library
-from .machine import InitList, Machine, arithmetic, both
+from .machine import InitList, Machine, Run, arithmetic, both
 from .scopes import Scope
 from .values import (
     UNKNOWN,
@@ -28,7 +28,8 @@ from .values import (
     alignment,
 )
 
-Run = Callable[[Machine], Any]
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 _CUDA_VARIABLES = ("threadIdx", "blockIdx", "blockDim", "gridDim")
 _CASTS = ("static_cast", "reinterpret_cast", "const_cast")
@@ -44,12 +45,24 @@ class Code:
     effect: Run | None = None
 
 
-def text_of(node: Any) -> str:
-    return str(node.text.decode()) if node is not None else ""
+def text_of(node: Node | None) -> str:
+    return node.text.decode() if node is not None and node.text is not None else ""
 
 
-def children(node: Any) -> list[Any]:
+def children(node: Node) -> list[Node]:
     return [child for child in node.named_children if child.type != "comment"]
+
+
+def child_of(node: Node, name: str) -> Node:
+    """The child of a name that the grammar asks for.
+
+    Raises:
+        AbstainError: it is not there.
+    """
+    child = node.child_by_field_name(name)
+    if child is None:
+        raise AbstainError(f"{node.type} without {name}")
+    return child
 
 
 def abstains(why: str) -> Run:
@@ -65,7 +78,7 @@ def _nothing(_: Machine) -> None:
     return None
 
 
-def unsupported(node: Any) -> Run:
+def unsupported(node: Node) -> Run:
     return abstains(f"{node.type}: {text_of(node)[:60]}")
 
 
@@ -76,9 +89,9 @@ def field_of(m: Machine, base: Any, name: str) -> Any:
     if isinstance(base, Pointer):
         base = Place(base.memory, base.path, base.offset, base.type)
     if isinstance(base, Place) and isinstance(base.type, StructType) and name in base.type.fields:
-        kind, offset = base.type.fields[name]
+        of, offset = base.type.fields[name]
         at = base.offset if isinstance(base.offset, Unknown) else base.offset + offset
-        return Place(base.memory, (*base.path, name), at, kind)
+        return Place(base.memory, (*base.path, name), at, of)
     if isinstance(base, Unknown):
         kind = base.type
         if name == "multiProcessorCount" and m.world.units:
@@ -130,16 +143,16 @@ class Expressions:
     def __init__(self) -> None:
         self.scope = Scope()
 
-    def code(self, node: Any) -> Code:
+    def code(self, node: Node) -> Code:
         lower = _EXPRESSIONS.get(node.type)
         return Code(unsupported(node)) if lower is None else lower(self, node)
 
-    def value(self, node: Any) -> Run:
+    def value(self, node: Node) -> Run:
         return self.code(node).value
 
     # Types --------------------------------------------------------------------------------------------------------------
 
-    def type_of(self, node: Any) -> Run:
+    def type_of(self, node: Node | None) -> Run:
         """What gives a type, or None where the text leaves it open."""
         if node is None:
             return _nothing
@@ -157,24 +170,24 @@ class Expressions:
             return lambda m: m.frame.get("type " + name)
         return lambda m: m.world.type(name, m.frame)
 
-    def declarator(self, node: Any, base: Run) -> tuple[str | None, Run, bool, int]:
+    def declarator(self, node: Node | None, base: Run) -> tuple[str | None, Run, bool, int]:
         raise NotImplementedError
 
     # Leaves -------------------------------------------------------------------------------------------------------------
 
-    def number(self, node: Any) -> Code:
+    def number(self, node: Node) -> Code:
         number = _number(text_of(node))
         return Code(lambda _: number)
 
-    def constant(self, node: Any) -> Code:
+    def constant(self, node: Node) -> Code:
         value = {"true": True, "false": False}.get(node.type, 0)
         return Code(lambda _: value)
 
-    def string(self, node: Any) -> Code:
+    def string(self, node: Node) -> Code:
         value = text_of(node)
         return Code(lambda _: value)
 
-    def identifier(self, node: Any) -> Code:
+    def identifier(self, node: Node) -> Code:
         return self.identifier_named(text_of(node).split("::")[-1])
 
     def identifier_named(self, name: str) -> Code:
@@ -202,19 +215,19 @@ class Expressions:
 
     # Operators ------------------------------------------------------------------------------------------------------------
 
-    def parenthesized(self, node: Any) -> Code:
+    def parenthesized(self, node: Node) -> Code:
         return self.code(children(node)[0])
 
-    def binary(self, node: Any) -> Code:
-        operator = node.child_by_field_name("operator").type
-        left, right = self.value(node.child_by_field_name("left")), self.value(node.child_by_field_name("right"))
+    def binary(self, node: Node) -> Code:
+        operator = child_of(node, "operator").type
+        left, right = self.value(child_of(node, "left")), self.value(child_of(node, "right"))
         if operator in ("&&", "||"):
             return Code(_logical(operator, left, right))
         return Code(lambda m: arithmetic(m, operator, left(m), right(m)))
 
-    def unary(self, node: Any) -> Code:
-        operator = node.child_by_field_name("operator").type
-        inner = self.value(node.child_by_field_name("argument"))
+    def unary(self, node: Node) -> Code:
+        operator = child_of(node, "operator").type
+        inner = self.value(child_of(node, "argument"))
         if operator == "+":
             return Code(inner)
         if operator == "-":
@@ -228,17 +241,17 @@ class Expressions:
 
         return Code(negated)
 
-    def conditional(self, node: Any) -> Code:
-        condition = self.value(node.child_by_field_name("condition"))
+    def conditional(self, node: Node) -> Code:
+        condition = self.value(child_of(node, "condition"))
         then, other = (
-            self.value(node.child_by_field_name("consequence")),
-            self.value(node.child_by_field_name("alternative")),
+            self.value(child_of(node, "consequence")),
+            self.value(child_of(node, "alternative")),
         )
         return Code(lambda m: m.choose(condition(m), lambda: then(m), lambda: other(m)))
 
-    def assignment(self, node: Any) -> Code:
-        left, right = self.code(node.child_by_field_name("left")), self.value(node.child_by_field_name("right"))
-        operator = node.child_by_field_name("operator").type
+    def assignment(self, node: Node) -> Code:
+        left, right = self.code(child_of(node, "left")), self.value(child_of(node, "right"))
+        operator = child_of(node, "operator").type
         if left.place is None:
             return Code(unsupported(node))
         place_of = left.place
@@ -257,9 +270,9 @@ class Expressions:
 
         return Code(assign, None)
 
-    def update(self, node: Any) -> Code:
+    def update(self, node: Node) -> Code:
         operator = text_of(node.child_by_field_name("operator"))[0]
-        inner = self.code(node.child_by_field_name("argument"))
+        inner = self.code(child_of(node, "argument"))
         is_before = text_of(node).startswith(operator * 2)
         if inner.place is None:
             return Code(unsupported(node))
@@ -274,9 +287,9 @@ class Expressions:
 
         return Code(move)
 
-    def pointer(self, node: Any) -> Code:
-        operator = node.child_by_field_name("operator").type
-        inner = self.code(node.child_by_field_name("argument"))
+    def pointer(self, node: Node) -> Code:
+        operator = child_of(node, "operator").type
+        inner = self.code(child_of(node, "argument"))
         if operator == "*":
 
             def place(m: Machine) -> Any:
@@ -295,9 +308,9 @@ class Expressions:
 
         return Code(address)
 
-    def subscript(self, node: Any) -> Code:
-        base = self.code(node.child_by_field_name("argument"))
-        indices = [self.value(child) for child in children(node.child_by_field_name("indices"))]
+    def subscript(self, node: Node) -> Code:
+        base = self.code(child_of(node, "argument"))
+        indices = [self.value(child) for child in children(child_of(node, "indices"))]
         at = base.place or base.value
         if len(indices) != 1:
             return Code(unsupported(node))
@@ -308,8 +321,8 @@ class Expressions:
 
         return Code(lambda m: m.value_of(place(m)), place)
 
-    def field(self, node: Any) -> Code:
-        argument, name = node.child_by_field_name("argument"), text_of(node.child_by_field_name("field"))
+    def field(self, node: Node) -> Code:
+        argument, name = child_of(node, "argument"), text_of(node.child_by_field_name("field"))
         own = text_of(argument)
         if own in _CUDA_VARIABLES and self.scope.find(own) is None:
             return Code(lambda m: m.world.cuda_variable(m, own, name))
@@ -325,14 +338,14 @@ class Expressions:
 
         return Code(lambda m: m.value_of(place(m)), place)
 
-    def this(self, node: Any) -> Code:  # noqa: ARG002
+    def this(self, node: Node) -> Code:  # noqa: ARG002
         def address(m: Machine) -> Any:
             place = m.frame["this"]
             return Pointer(place.memory, place.path, place.offset, place.type) if isinstance(place, Place) else UNKNOWN
 
         return Code(address)
 
-    def comma(self, node: Any) -> Code:
+    def comma(self, node: Node) -> Code:
         parts = [self.value(child) for child in children(node)]
 
         def run(m: Machine) -> Any:
@@ -340,12 +353,12 @@ class Expressions:
 
         return Code(run)
 
-    def cast(self, node: Any) -> Code:
+    def cast(self, node: Node) -> Code:
         kind = self.type_of(node.child_by_field_name("type"))
-        inner = self.value(node.child_by_field_name("value"))
+        inner = self.value(child_of(node, "value"))
         return Code(lambda m: m.cast(inner(m), kind(m)))
 
-    def sizeof(self, node: Any) -> Code:
+    def sizeof(self, node: Node) -> Code:
         type_node, value_node = node.child_by_field_name("type"), node.child_by_field_name("value")
         kind = self.type_of(type_node) if type_node is not None else None
         inner = self.code(value_node) if value_node is not None else None
@@ -364,7 +377,7 @@ class Expressions:
 
         return Code(size)
 
-    def alignof(self, node: Any) -> Code:
+    def alignof(self, node: Node) -> Code:
         kind = self.type_of(node.child_by_field_name("type"))
 
         def align(m: Machine) -> Any:
@@ -375,36 +388,36 @@ class Expressions:
 
         return Code(align)
 
-    def compound_literal(self, node: Any) -> Code:
+    def compound_literal(self, node: Node) -> Code:
         kind = self.type_of(node.child_by_field_name("type"))
-        values = [self.value(child) for child in children(node.child_by_field_name("value"))]
+        values = [self.value(child) for child in children(child_of(node, "value"))]
         return Code(lambda m: m.construct(kind(m), [value(m) for value in values]))
 
-    def initializer_list(self, node: Any) -> Code:
+    def initializer_list(self, node: Node) -> Code:
         values = [self.value(child) for child in children(node)]
         return Code(lambda m: InitList(tuple(value(m) for value in values)))
 
-    def lambda_(self, node: Any) -> Code:
+    def lambda_(self, node: Node) -> Code:
         self.scope.blocks.append({})
         declarator = node.child_by_field_name("declarator")
         parameters: tuple[Parameter, ...] = ()
         if declarator is not None:
             parameters = self._parameters(declarator.child_by_field_name("parameters"))
-        body = self.statement(node.child_by_field_name("body"))
+        body = self.statement(child_of(node, "body"))
         self.scope.blocks.pop()
         return Code(lambda m: Function("(lambda)", parameters, body, frame=m.frame))
 
-    def _parameters(self, node: Any) -> tuple[Parameter, ...]:
+    def _parameters(self, node: Node | None) -> tuple[Parameter, ...]:
         raise NotImplementedError
 
-    def statement(self, node: Any) -> Run:
+    def statement(self, node: Node) -> Run:
         raise NotImplementedError
 
     # Calls --------------------------------------------------------------------------------------------------------------
 
-    def call(self, node: Any) -> Code:
-        callee = node.child_by_field_name("function")
-        arguments_node = node.child_by_field_name("arguments")
+    def call(self, node: Node) -> Code:
+        callee = child_of(node, "function")
+        arguments_node = child_of(node, "arguments")
         launch = next((c for c in node.children if c.type == "kernel_call_syntax"), None)
         name, templates = _named(callee)
         if name in _CASTS and templates is not None:
@@ -438,7 +451,7 @@ class Expressions:
 
         return Code(call)
 
-    def _check(self, name: str, arguments: Any) -> Code:
+    def _check(self, name: str, arguments: Node) -> Code:
         given = [self.code(child) for child in children(arguments)] if name.startswith(library.CHECKED) else []
 
         def check(m: Machine) -> Any:
@@ -448,7 +461,7 @@ class Expressions:
 
         return Code(check)
 
-    def _template_argument(self, node: Any) -> Run:
+    def _template_argument(self, node: Node) -> Run:
         if node.type == "type_descriptor":
             kind = self.type_of(node)
             inner = text_of(node)
@@ -466,7 +479,7 @@ class Expressions:
             return either
         return self.value(node)
 
-    def _launch(self, name: str, templates: list[Run], launch: Any, given: list[Code]) -> Code:
+    def _launch(self, name: str, templates: list[Run], launch: Node, given: list[Code]) -> Code:
         settings = [self.value(child) for child in children(launch)]
 
         def run(m: Machine) -> Any:
@@ -494,11 +507,11 @@ class Expressions:
 
         return Code(call)
 
-    def _method(self, callee: Any, templates: list[Run], given: list[Code]) -> Code:
-        argument, field = callee.child_by_field_name("argument"), callee.child_by_field_name("field")
+    def _method(self, callee: Node, templates: list[Run], given: list[Code]) -> Code:
+        argument, field = child_of(callee, "argument"), child_of(callee, "field")
         name, _ = _named(field)
         if field.type == "template_method":
-            arguments = field.child_by_field_name("arguments")
+            arguments = child_of(field, "arguments")
             templates = [self._template_argument(child) for child in children(arguments)]
         base = self.code(argument)
         at = base.place or base.value
@@ -523,7 +536,7 @@ class Expressions:
             raise AbstainError(f"method {name} is not known")
         return m.call(method, _arguments(m, method, given), (), this)
 
-    def assembly(self, node: Any) -> Code:  # noqa: ARG002
+    def assembly(self, node: Node) -> Code:  # noqa: ARG002
         return Code(abstains("inline assembly"))
 
 
@@ -562,12 +575,12 @@ def _logical(operator: str, left: Run, right: Run) -> Run:
     return value
 
 
-def _named(node: Any) -> tuple[str, list[Any] | None]:
+def _named(node: Node) -> tuple[str, list[Node] | None]:
     """The last part of a function's name, and what stands in its angle brackets."""
     if node.type == "qualified_identifier":
-        return _named(node.child_by_field_name("name"))
+        return _named(child_of(node, "name"))
     if node.type in ("template_function", "template_method", "template_type"):
-        return text_of(node.child_by_field_name("name")), children(node.child_by_field_name("arguments"))
+        return text_of(node.child_by_field_name("name")), children(child_of(node, "arguments"))
     if node.type == "dependent_name":
         return _named(children(node)[-1])
     return text_of(node), None
@@ -599,7 +612,7 @@ def _number(text: str) -> Any:
         raise AbstainError(f"the number {text}") from None
 
 
-_EXPRESSIONS: dict[str, Callable[[Any, Any], Code]] = {
+_EXPRESSIONS: dict[str, Callable[[Expressions, Node], Code]] = {
     "number_literal": Expressions.number,
     "true": Expressions.constant,
     "false": Expressions.constant,

@@ -17,6 +17,7 @@ from .values import (
     UNKNOWN_INT,
     AbstainError,
     ArrayType,
+    CppType,
     Function,
     Memory,
     Place,
@@ -371,7 +372,7 @@ class Machine:
             return made
         return value
 
-    def cast(self, value: Any, kind: Any) -> Any:
+    def cast(self, value: Any, kind: CppType | None) -> Any:
         """A value as one of a type; of types that say nothing, as it is."""
         import numpy as np
 
@@ -397,7 +398,7 @@ class Machine:
             return self.construct(kind, value.values)
         return Unknown(kind) if isinstance(value, Unknown) else value
 
-    def construct(self, kind: Any, values: Sequence[Any]) -> Any:
+    def construct(self, kind: CppType | None, values: Sequence[Any]) -> Any:
         """A value of a type out of those in braces or parentheses."""
         if kind is None:
             return values[0] if len(values) == 1 else UNKNOWN
@@ -444,7 +445,7 @@ class Machine:
 
     # Loops ------------------------------------------------------------------------------------------------------------
 
-    def quietly(self, closure: Callable[[Any], Any]) -> Any:
+    def quietly(self, closure: Run) -> Any:
         """A value, without counting what it takes."""
         self._quiet += 1
         try:
@@ -603,13 +604,17 @@ class Machine:
         raise AbstainError("the host's loop is long")
 
 
+Run = Callable[[Machine], Any]
+"""A part of a text, as what gives its value or does what it says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One comparison that a loop goes on by."""
 
-    left: Callable[[Any], Any]
+    left: Run
     operator: str
-    right: Callable[[Any], Any]
+    right: Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,7 +623,7 @@ class Step:
 
     key: str
     operator: str
-    by: Callable[[Any], Any]
+    by: Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,8 +632,8 @@ class LoopCode:
 
     conditions: tuple[Condition | None, ...]
     steps: tuple[Step, ...]
-    body: Callable[[Any], None]
-    unroll: Callable[[Any], Any] | None = None
+    body: Run
+    unroll: Run | None = None
     is_do: bool = False
     steps_in_body: bool = False
 
@@ -700,7 +705,7 @@ def is_number(value: Any) -> bool:
 def moved_by(value: Any, by: Any) -> Any:
     """A number, or a pointer, so much (bytes) further."""
     if isinstance(value, Pointer):
-        return Pointer(value.memory, value.path, value.offset + by * value.type.size, value.type)
+        return Pointer(value.memory, value.path, value.offset + by * value.element_bytes, value.type)
     return value + by
 
 
@@ -710,7 +715,7 @@ def _moved(offset: Any, to: Any, origin: Any) -> Any:
     return offset + (to - origin)
 
 
-def _deduced(value: Any, pointers: int) -> Any:
+def _deduced(value: Any, pointers: int) -> CppType | None:
     """The type that a template's parameter has by what is handed over."""
     if pointers:
         return value.type if isinstance(value, Pointer) else None
@@ -797,7 +802,7 @@ def _of_pointers(operator: str, a: Any, b: Any) -> Any:
         if a.memory is not b.memory or isinstance(a.offset, Unknown) or isinstance(b.offset, Unknown):
             return UNKNOWN_INT
         if operator == "-":
-            return _OF_NUMBERS["/"](a.offset - b.offset, max(1, a.type.size))
+            return _OF_NUMBERS["/"](a.offset - b.offset, max(1, a.element_bytes))
         return _OF_NUMBERS[operator](a.offset, b.offset)
     pointer, number = (a, b) if isinstance(a, Pointer) else (b, a)
     if operator in ("==", "!="):
@@ -806,7 +811,7 @@ def _of_pointers(operator: str, a: Any, b: Any) -> Any:
         raise AbstainError("a pointer in arithmetic")
     if isinstance(number, Unknown) or isinstance(pointer.offset, Unknown):
         return Pointer(pointer.memory, pointer.path, UNKNOWN_INT, pointer.type)
-    moved = number * pointer.type.size
+    moved = number * pointer.element_bytes
     return Pointer(pointer.memory, pointer.path, pointer.offset + (moved if operator == "+" else -moved), pointer.type)
 
 

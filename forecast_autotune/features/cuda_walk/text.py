@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
-from .expressions import Expressions, abstains, children, text_of, unsupported
-from .machine import Condition, LoopCode, Machine, Step
+from .expressions import Expressions, abstains, child_of, children, text_of, unsupported
+from .machine import Condition, LoopCode, Machine, Run, Step
 from .scopes import Scope
 from .values import (
     LONGEST_S,
@@ -27,12 +27,14 @@ from .values import (
     struct_of,
 )
 
-Run = Callable[[Machine], Any]
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
 _numbers = itertools.count()
 
 
 @cache
-def _parser() -> Any:
+def _parser() -> Parser:
     """tree-sitter's parser of CUDA.
 
     Raises:
@@ -91,11 +93,11 @@ class Statements(Expressions):
 
     # Outside of functions -----------------------------------------------------------------------------------------------
 
-    def top_level(self, node: Any) -> None:
+    def top_level(self, node: Node) -> None:
         for child in node.named_children:
             kind = child.type
             if kind in ("namespace_definition", "linkage_specification"):
-                body = child.child_by_field_name("body")
+                body = child_of(child, "body")
                 if body.type in ("declaration_list", "compound_statement"):
                     self.top_level(body)
                 else:
@@ -105,7 +107,7 @@ class Statements(Expressions):
             else:
                 self._top_level_one(child)
 
-    def _top_level_one(self, node: Any, templates: tuple[str, ...] = ()) -> None:
+    def _top_level_one(self, node: Node, templates: tuple[str, ...] = ()) -> None:
         kind = node.type
         if kind == "function_definition":
             self._function_definition(node, templates)
@@ -121,17 +123,17 @@ class Statements(Expressions):
                 self._enum(type_node)
             self._global(node)
         elif kind == "namespace_definition":
-            self.top_level(node.child_by_field_name("body"))
+            self.top_level(child_of(node, "body"))
 
-    def _template(self, node: Any) -> None:
+    def _template(self, node: Node) -> None:
         names = []
-        for parameter in node.child_by_field_name("parameters").named_children:
+        for parameter in child_of(node, "parameters").named_children:
             found = parameter.child_by_field_name("declarator") or parameter.child_by_field_name("name")
             found = found or next((c for c in parameter.named_children if c.type == "type_identifier"), None)
             names.append(text_of(found) if found is not None else "")
         self._top_level_one(node.named_children[-1], tuple(names))
 
-    def _function_definition(self, node: Any, templates: tuple[str, ...] = ()) -> None:
+    def _function_definition(self, node: Node, templates: tuple[str, ...] = ()) -> None:
         declarator = _function_declarator(node.child_by_field_name("declarator"))
         if declarator is None or node.child_by_field_name("body") is None:
             return
@@ -142,23 +144,23 @@ class Statements(Expressions):
         function = self._function(node, declarator, name, templates, frozenset())
         self.declared.functions.setdefault(name, []).append(function)
 
-    def _bindings(self, node: Any) -> None:
-        for statement in node.child_by_field_name("body").named_children:
+    def _bindings(self, node: Node) -> None:
+        for statement in child_of(node, "body").named_children:
             call = statement.named_children[0] if statement.named_children else None
             if call is not None and call.type == "call_expression":
-                words = [text_of(c) for c in children(call.child_by_field_name("arguments"))[:2]]
+                words = [text_of(c) for c in children(child_of(call, "arguments"))[:2]]
                 if len(words) == 2:
                     self.declared.bound[words[0].strip('"')] = words[1].lstrip("&").split("::")[-1]
 
     def _function(
-        self, node: Any, declarator: Any, name: str, templates: tuple[str, ...], members: frozenset[str]
+        self, node: Node, declarator: Node, name: str, templates: tuple[str, ...], members: frozenset[str]
     ) -> Function:
         outer, self.scope = self.scope, Scope(members)
         parameters = self._parameters(declarator.child_by_field_name("parameters"))
         self.scope.of_call.update(parameter.key for parameter in parameters)
         for template in templates:
             self.scope.declare(template)
-        body = self.statement(node.child_by_field_name("body"))
+        body = self.statement(child_of(node, "body"))
         result = self.type_of(node.child_by_field_name("type"))
         self.scope = outer
         is_kernel = (
@@ -167,7 +169,7 @@ class Statements(Expressions):
         )
         return Function(name, parameters, body, templates, is_kernel, result=result)
 
-    def _parameters(self, node: Any) -> tuple[Parameter, ...]:
+    def _parameters(self, node: Node | None) -> tuple[Parameter, ...]:
         parameters = []
         for child in node.named_children if node is not None else ():
             if child.type not in ("parameter_declaration", "optional_parameter_declaration"):
@@ -191,13 +193,13 @@ class Statements(Expressions):
             )
         return tuple(parameters)
 
-    def _struct(self, node: Any) -> str:
+    def _struct(self, node: Node) -> str:
         name_node, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         name = text_of(name_node) if name_node is not None else f"(struct {next(_numbers)})"
         if body is None:
             return name
         fields: list[tuple[str, Run]] = []
-        methods: list[tuple[Any, Any]] = []
+        methods: list[tuple[Node, Node]] = []
         for child in body.named_children:
             if child.type == "template_declaration":
                 child = child.named_children[-1]
@@ -208,18 +210,18 @@ class Statements(Expressions):
                     if field_name is not None:
                         fields.append((field_name, kind))
             elif child.type == "function_definition":
-                declarator = _function_declarator(child.child_by_field_name("declarator"))
-                if declarator is not None and child.child_by_field_name("body") is not None:
-                    methods.append((child, declarator))
+                function = _function_declarator(child.child_by_field_name("declarator"))
+                if function is not None and child.child_by_field_name("body") is not None:
+                    methods.append((child, function))
             elif child.type in ("declaration", "alias_declaration") and "operator" not in text_of(child):
                 self._top_level_one(child)
         of_methods: dict[str, Function] = {}
         members = frozenset(
-            [name for name, _ in fields] + [text_of(d.child_by_field_name("declarator")) for _, d in methods]
+            [name for name, _ in fields] + [text_of(f.child_by_field_name("declarator")) for _, f in methods]
         )
-        for child, declarator in methods:
-            method = text_of(declarator.child_by_field_name("declarator")).replace(" ", "")
-            of_methods[method] = self._function(child, declarator, method, (), members)
+        for child, function in methods:
+            method = text_of(function.child_by_field_name("declarator")).replace(" ", "")
+            of_methods[method] = self._function(child, function, method, (), members)
         aligned = next((c for c in node.named_children if c.type == "alignas_qualifier"), None)
         align = self.value(aligned.named_children[0]) if aligned is not None else None
 
@@ -233,7 +235,7 @@ class Statements(Expressions):
         self.declared.structs[name] = make
         return name
 
-    def _enum(self, node: Any) -> None:
+    def _enum(self, node: Node) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         if name is not None:
             self.declared.aliases[text_of(name)] = lambda m: m.world.type("int")
@@ -243,7 +245,7 @@ class Statements(Expressions):
             value: Run = self.value(given) if given is not None else _after(previous)
             self.declared.constants[text_of(child.child_by_field_name("name"))] = previous = value
 
-    def _alias(self, node: Any) -> None:
+    def _alias(self, node: Node) -> None:
         kind = self.type_of(node.child_by_field_name("type"))
         name = node.child_by_field_name("name")
         if name is not None:
@@ -253,7 +255,7 @@ class Statements(Expressions):
             if declared is not None:
                 self.declared.aliases[declared] = of
 
-    def _global(self, node: Any) -> None:
+    def _global(self, node: Node) -> None:
         """A constant, or memory of the device, outside of functions."""
         words = {child.type for child in node.children} | {
             text_of(c) for c in node.children if c.type == "type_qualifier"
@@ -274,7 +276,7 @@ class Statements(Expressions):
 
     # Types ------------------------------------------------------------------------------------------------------------
 
-    def declarator(self, node: Any, base: Run) -> tuple[str | None, Run, bool, int]:
+    def declarator(self, node: Node | None, base: Run) -> tuple[str | None, Run, bool, int]:
         """The name that a declarator gives, its type, whether it is a reference, and how many pointers it has."""
         kind, reference, pointers = base, False, 0
         while node is not None:
@@ -297,10 +299,10 @@ class Statements(Expressions):
             )
         return None, kind, reference, pointers
 
-    def _array_of(self, element: Run, size: Any) -> Run:
+    def _array_of(self, element: Run, size: Node | None) -> Run:
         count = self.value(size) if size is not None else None
 
-        def array(m: Machine) -> Any:
+        def array(m: Machine) -> ArrayType:
             number = 0 if count is None else count(m)
             of = element(m)
             if not isinstance(number, int) or of is None:
@@ -311,7 +313,7 @@ class Statements(Expressions):
 
     # Statements -------------------------------------------------------------------------------------------------------
 
-    def statement(self, node: Any) -> Run:
+    def statement(self, node: Node) -> Run:
         """What a statement does.
 
         Raises:
@@ -322,19 +324,19 @@ class Statements(Expressions):
         lower = _STATEMENTS.get(node.type)
         return unsupported(node) if lower is None else lower(self, node)
 
-    def compound(self, node: Any) -> Run:
+    def compound(self, node: Node) -> Run:
         self.scope.blocks.append({})
         parts = [self.statement(child) for child in children(node)]
         self.scope.blocks.pop()
         return _one_after_the_other(parts)
 
-    def expression_statement(self, node: Any) -> Run:
+    def expression_statement(self, node: Node) -> Run:
         if not node.named_children:
             return _nothing
         value = self.code(node.named_children[0])
         return value.effect or value.value
 
-    def declaration(self, node: Any) -> Run:
+    def declaration(self, node: Node) -> Run:
         words = {
             text_of(child)
             for child in node.children
@@ -352,10 +354,11 @@ class Statements(Expressions):
         parts = [self._declared(declarator, base, words) for declarator in node.children_by_field_name("declarator")]
         return _one_after_the_other(parts)
 
-    def _declared(self, declarator: Any, base: Run, words: set[str]) -> Run:
+    def _declared(self, declarator: Node, base: Run, words: set[str]) -> Run:
         value = declarator.child_by_field_name("value") if declarator.type == "init_declarator" else None
-        if value is None and _function_declarator(declarator) is not None:
-            return self._declared_with_call(declarator, base)
+        function = _function_declarator(declarator) if value is None else None
+        if function is not None:
+            return self._declared_with_call(function, base)
         # The name is known only behind its value.
         initial_scope = self.scope.blocks[-1].copy()
         name, kind, reference, _ = self.declarator(declarator, base)
@@ -385,16 +388,17 @@ class Statements(Expressions):
         def define(m: Machine) -> None:
             value = initial(m)
             m.frame[key] = value
-            if m.threads is not None and isinstance(value, Place) and value.memory.space == "local" and not is_alias:
+            if m.threads is None or is_alias:
+                return
+            if isinstance(value, Place) and value.memory.space == "local" and value.type is not None:
                 m.counts.local_bytes += value.type.size
 
         return define
 
-    def _declared_with_call(self, declarator: Any, base: Run) -> Run:
+    def _declared_with_call(self, function: Node, base: Run) -> Run:
         """`dim3 grid(a, b)`, which reads like a function that is declared."""
-        function = _function_declarator(declarator)
         values = []
-        for parameter in children(function.child_by_field_name("parameters")):
+        for parameter in children(child_of(function, "parameters")):
             type_node = parameter.child_by_field_name("type")
             if type_node is None or parameter.child_by_field_name("declarator") is not None:
                 return _nothing
@@ -406,7 +410,7 @@ class Statements(Expressions):
 
         return define
 
-    def initial(self, node: Any, kind: Run, reference: bool = False) -> Run:
+    def initial(self, node: Node, kind: Run, reference: bool = False) -> Run:
         """What a variable begins with."""
         if node.type == "argument_list" or node.type == "initializer_list":
             values = [self.value(child) for child in children(node)]
@@ -417,14 +421,14 @@ class Statements(Expressions):
         value = code.value
         return lambda m: m.cast(m.copied(value(m)), kind(m))
 
-    def if_statement(self, node: Any) -> Run:
+    def if_statement(self, node: Node) -> Run:
         self.scope.blocks.append({})
-        condition_node = node.child_by_field_name("condition")
+        condition_node = child_of(node, "condition")
         declared = condition_node.child_by_field_name("initializer")
         before = self.statement(declared) if declared is not None else None
         value_node = condition_node.child_by_field_name("value") or condition_node
         condition = self.value(value_node)
-        consequence, alternative = node.child_by_field_name("consequence"), node.child_by_field_name("alternative")
+        consequence, alternative = child_of(node, "consequence"), node.child_by_field_name("alternative")
         then = self.statement(consequence)
         other = self.statement(alternative) if alternative is not None else None
         self.scope.blocks.pop()
@@ -441,10 +445,10 @@ class Statements(Expressions):
 
         return run
 
-    def else_clause(self, node: Any) -> Run:
+    def else_clause(self, node: Node) -> Run:
         return self.statement(children(node)[0])
 
-    def for_statement(self, node: Any, unroll: Run | None = None) -> Run:
+    def for_statement(self, node: Node, unroll: Run | None = None) -> Run:
         self.scope.blocks.append({})
         initializer, condition = node.child_by_field_name("initializer"), node.child_by_field_name("condition")
         update = node.child_by_field_name("update")
@@ -452,7 +456,7 @@ class Statements(Expressions):
         if initializer is not None:
             begin = self.statement(initializer) if initializer.type == "declaration" else self.value(initializer)
         steps = self._steps(update) if update is not None else []
-        body_node = node.child_by_field_name("body")
+        body_node = child_of(node, "body")
         inner = self._steps_of_body(body_node)
         code = LoopCode(
             conditions=self._conditions(condition),
@@ -473,10 +477,10 @@ class Statements(Expressions):
 
         return run
 
-    def while_statement(self, node: Any) -> Run:
-        condition = node.child_by_field_name("condition")
+    def while_statement(self, node: Node) -> Run:
+        condition = child_of(node, "condition")
         condition = condition.child_by_field_name("value") or condition
-        body = node.child_by_field_name("body")
+        body = child_of(node, "body")
         code = LoopCode(
             conditions=self._conditions(condition),
             steps=tuple(self._steps_of_body(body)),
@@ -491,13 +495,13 @@ class Statements(Expressions):
 
         return run
 
-    def attributed(self, node: Any) -> Run:
+    def attributed(self, node: Node) -> Run:
         inner = children(node)[-1]
         if inner.type == "for_statement":
             return self.for_statement(inner, self._unroll(node, inner))
         return self.statement(inner)
 
-    def _unroll(self, node: Any, loop: Any) -> Run | None:
+    def _unroll(self, node: Node, loop: Node) -> Run | None:
         """By how many trips a pragma unrolls a loop. Without a number it does nothing where only a call tells how many there
         are (CUDA programming guide, `#pragma unroll`)."""
         attribute = next((c for c in node.named_children[:-1] if "unroll" in text_of(c)), None)
@@ -511,7 +515,7 @@ class Statements(Expressions):
         told_by = [each for each in (*own.values(), *others) if each is not None]
         return None if any(self._is_of_call(each, own) for each in told_by) else lambda _: math.inf
 
-    def _is_of_call(self, node: Any, but: Collection[str] = ()) -> bool:
+    def _is_of_call(self, node: Node, but: Collection[str] = ()) -> bool:
         """Whether only a call tells a value, as far as its text says; some names in it are told elsewhere."""
         waiting = [node]
         while waiting:
@@ -524,14 +528,14 @@ class Statements(Expressions):
                 return True
         return False
 
-    def _conditions(self, node: Any) -> tuple[Condition | None, ...]:
+    def _conditions(self, node: Node | None) -> tuple[Condition | None, ...]:
         if node is None:
             return ()
         while node.type == "parenthesized_expression":
             node = children(node)[0]
         if node.type == "binary_expression":
-            operator = node.child_by_field_name("operator").type
-            left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+            operator = child_of(node, "operator").type
+            left, right = child_of(node, "left"), child_of(node, "right")
             if operator == "&&":
                 return (*self._conditions(left), *self._conditions(right))
             if operator in ("<", "<=", ">", ">=", "!="):
@@ -542,7 +546,7 @@ class Statements(Expressions):
             return (Condition(self.value(node), "!=", lambda _: 0),) if node.type == "identifier" else (None,)
         return (None,)
 
-    def _steps(self, node: Any) -> list[Step] | None:
+    def _steps(self, node: Node) -> list[Step] | None:
         """What an expression does to variables by `+=` and the like; None if it does something else."""
         if node.type == "comma_expression":
             parts = [self._steps(child) for child in children(node)]
@@ -553,9 +557,9 @@ class Statements(Expressions):
             return None if key is None else [Step(key, operator, lambda _: 1)]
         if node.type != "assignment_expression":
             return None
-        left, right = node.child_by_field_name("left"), node.child_by_field_name("right")
+        left, right = child_of(node, "left"), child_of(node, "right")
         key = self.scope.find(text_of(left)) if left.type == "identifier" else None
-        operator = node.child_by_field_name("operator").type
+        operator = child_of(node, "operator").type
         if key is None:
             return None
         if (
@@ -563,33 +567,31 @@ class Statements(Expressions):
             and right.type == "binary_expression"
             and text_of(right.child_by_field_name("left")) == text_of(left)
         ):
-            return [
-                Step(key, right.child_by_field_name("operator").type, self.value(right.child_by_field_name("right")))
-            ]
+            return [Step(key, child_of(right, "operator").type, self.value(child_of(right, "right")))]
         return None if operator == "=" else [Step(key, operator[:-1], self.value(right))]
 
-    def _steps_of_body(self, node: Any) -> list[Step]:
+    def _steps_of_body(self, node: Node) -> list[Step]:
         """Variables that each trip of a loop moves on."""
         steps: list[Step] = []
         for child in children(node) if node.type == "compound_statement" else ():
             if child.type == "expression_statement" and child.named_children:
                 inner = child.named_children[0]
                 if inner.type == "update_expression" or (
-                    inner.type == "assignment_expression" and inner.child_by_field_name("operator").type in ("+=", "-=")
+                    inner.type == "assignment_expression" and child_of(inner, "operator").type in ("+=", "-=")
                 ):
                     steps += self._steps(inner) or ()
         return steps
 
-    def range_loop(self, node: Any) -> Run:
+    def range_loop(self, node: Node) -> Run:
         """A loop over values in braces; of what else, nothing is known."""
         self.scope.blocks.append({})
         name, _, _, _ = self.declarator(
             node.child_by_field_name("declarator"), self.type_of(node.child_by_field_name("type"))
         )
-        right = node.child_by_field_name("right")
+        right = child_of(node, "right")
         values = [self.value(child) for child in children(right)] if right.type == "initializer_list" else None
         key = self.scope.declare(name or "(unnamed)")
-        body = self.statement(node.child_by_field_name("body"))
+        body = self.statement(child_of(node, "body"))
         self.scope.blocks.pop()
         if values is None:
             return unsupported(node)
@@ -602,7 +604,7 @@ class Statements(Expressions):
 
         return run
 
-    def return_statement(self, node: Any) -> Run:
+    def return_statement(self, node: Node) -> Run:
         inner = children(node)
         value = self.value(inner[0]) if inner else None
 
@@ -612,7 +614,7 @@ class Statements(Expressions):
 
         return run
 
-    def leave(self, node: Any) -> Run:  # noqa: ARG002
+    def leave(self, node: Node) -> Run:  # noqa: ARG002
         """`break` and `continue`: the rest of the trip is left out."""
 
         def run(m: Machine) -> None:
@@ -622,10 +624,10 @@ class Statements(Expressions):
 
         return run
 
-    def switch_statement(self, node: Any) -> Run:
-        condition = self.value(node.child_by_field_name("condition").child_by_field_name("value"))
+    def switch_statement(self, node: Node) -> Run:
+        condition = self.value(child_of(child_of(node, "condition"), "value"))
         cases = []
-        for child in children(node.child_by_field_name("body")):
+        for child in children(child_of(node, "body")):
             if child.type != "case_statement":
                 return unsupported(node)
             value = child.child_by_field_name("value")
@@ -653,15 +655,15 @@ class Statements(Expressions):
 
         return run
 
-    def local_alias(self, node: Any) -> Run:
+    def local_alias(self, node: Node) -> Run:
         self._alias(node)
         return _nothing
 
-    def local_struct(self, node: Any) -> Run:
+    def local_struct(self, node: Node) -> Run:
         self._struct(node)
         return _nothing
 
-    def nothing(self, node: Any) -> Run:  # noqa: ARG002
+    def nothing(self, node: Node) -> Run:  # noqa: ARG002
         return _nothing
 
 
@@ -692,7 +694,7 @@ def _pointer_to(kind: Run) -> Run:
 
 
 def _device_memory(name: str, space: str, kind: Run) -> Run:
-    def make(m: Machine) -> Any:
+    def make(m: Machine) -> Place:
         of = kind(m)
         return Place(Memory(name, space, of.size), (), 0, of)
 
@@ -712,9 +714,9 @@ def _shared(key: str, name: str, kind: Run, is_extern: bool) -> Run:
     return declare
 
 
-def _set_by(initializer: Any) -> dict[str, Any]:
+def _set_by(initializer: Node) -> dict[str, Node | None]:
     """The variables that a loop begins with, and the text of what each is first; None where that is not said."""
-    found: dict[str, Any] = {}
+    found: dict[str, Node | None] = {}
     for one in initializer.children_by_field_name("declarator") or [initializer]:
         name = one.child_by_field_name("declarator") or one.child_by_field_name("left")
         if name is not None:
@@ -722,7 +724,7 @@ def _set_by(initializer: Any) -> dict[str, Any]:
     return found
 
 
-def _function_declarator(node: Any) -> Any:
+def _function_declarator(node: Node | None) -> Node | None:
     """The declarator of a function within another, if there is one."""
     while node is not None and node.type != "function_declarator":
         if node.type == "parenthesized_declarator":
@@ -732,12 +734,12 @@ def _function_declarator(node: Any) -> Any:
     return node
 
 
-def _only_leaves(node: Any) -> bool:
+def _only_leaves(node: Node) -> bool:
     inner = children(node) if node.type == "compound_statement" else [node]
     return len(inner) >= 1 and inner[-1].type in ("return_statement", "throw_statement", "expression_statement")
 
 
-_STATEMENTS: dict[str, Callable[[Statements, Any], Run]] = {
+_STATEMENTS: dict[str, Callable[[Statements, Node], Run]] = {
     "compound_statement": Statements.compound,
     "expression_statement": Statements.expression_statement,
     "declaration": Statements.declaration,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .machine import Run
 
 LONGEST_S = 5.0  # for a text to be read, and for a call; they take 6 and 3 ms
 
@@ -30,7 +33,7 @@ class Scalar:
 class PointerType:
     """A pointer to another type; None where that is not known."""
 
-    element: Any
+    element: CppType | None
     size: int = 8
 
 
@@ -38,12 +41,12 @@ class PointerType:
 class ArrayType:
     """So many of another type."""
 
-    element: Any
+    element: CppType
     count: int
 
     @property
     def size(self) -> int:
-        return int(self.element.size) * self.count
+        return self.element.size * self.count
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +54,18 @@ class StructType:
     """Fields by name with their type and offset in bytes, methods, and what its address is a multiple of."""
 
     name: str
-    fields: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    fields: dict[str, tuple[CppType, int]] = field(default_factory=dict)
     size: int = 0
-    methods: Mapping[str, Any] = field(default_factory=dict)
+    methods: Mapping[str, Function] = field(default_factory=dict)
     align: int = 1
 
 
-def struct_of(name: str, fields: list[tuple[str, Any]], methods: Mapping[str, Any], align: int = 1) -> StructType:
+CppType = Scalar | PointerType | ArrayType | StructType
+
+
+def struct_of(
+    name: str, fields: list[tuple[str, CppType]], methods: Mapping[str, Function], align: int = 1
+) -> StructType:
     """A struct whose fields lie as C++ has them, each at a multiple of what it is made of."""
     made, at = StructType(name, methods=methods), 0
     for field_name, kind in fields:
@@ -69,13 +77,13 @@ def struct_of(name: str, fields: list[tuple[str, Any]], methods: Mapping[str, An
     return made
 
 
-def alignment(kind: Any) -> int:
+def alignment(kind: CppType) -> int:
     """What the address of a value of a type is a multiple of."""
     if isinstance(kind, ArrayType):
         return alignment(kind.element)
     if isinstance(kind, StructType):
         return kind.align
-    return int(kind.size)
+    return kind.size
 
 
 BOOL, INT, LONG, FLOAT, DOUBLE = (
@@ -101,7 +109,7 @@ _FLOATING = frozenset(
         "double",
     ]
 )
-BUILTIN_TYPES: dict[str, Any] = {
+BUILTIN_TYPES: dict[str, CppType] = {
     **{name: Scalar(name, size, name in _FLOATING) for size, names in _SIZES.items() for name in names.split()},
     "bool": BOOL, "int": INT, "int64_t": LONG, "float": FLOAT, "double": DOUBLE, "void": Scalar("void", 1),
 }  # fmt: skip
@@ -131,7 +139,7 @@ DTYPES = {
 class Unknown:
     """A value that only a run would tell, of a known type or None."""
 
-    type: Any = None
+    type: CppType | None = None
 
     @property
     def floating(self) -> bool:
@@ -163,7 +171,18 @@ class Pointer:
     memory: Memory
     path: tuple[str, ...]
     offset: Any
-    type: Any
+    type: CppType | None
+
+    @property
+    def element_bytes(self) -> int:
+        """By how many bytes `++` moves it.
+
+        Raises:
+            AbstainError: the type of what it points to is not known.
+        """
+        if self.type is None:
+            raise AbstainError("an element of unknown size")
+        return self.type.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +192,7 @@ class Place:
     memory: Memory
     path: tuple[str, ...]
     offset: Any
-    type: Any
+    type: CppType | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +209,11 @@ class Function:
 
     name: str
     parameters: tuple[Parameter, ...]
-    body: Callable[[Any], None]
+    body: Run
     templates: tuple[str, ...] = ()
     is_kernel: bool = False
-    this: Any = None
     frame: dict[str, Any] | None = None  # of the function that a lambda is in
-    result: Callable[[Any], Any] | None = None  # its type
+    result: Run | None = None  # its type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,11 +221,11 @@ class Parameter:
     """Of a function: its key in the frame, and its type, as a closure and by the name that stands in the text."""
 
     key: str
-    type: Callable[[Any], Any] | None
+    type: Run | None
     by_reference: bool
     pointers: int
     type_name: str
-    default: Callable[[Any], Any] | None
+    default: Run | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +234,7 @@ class Tensor:
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    type: Any
+    type: CppType
     memory: Memory
 
     @property

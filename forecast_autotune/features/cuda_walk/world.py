@@ -18,6 +18,7 @@ from .values import (
     LONGEST_S,
     UNKNOWN,
     AbstainError,
+    CppType,
     Function,
     Memory,
     Place,
@@ -61,9 +62,9 @@ class World:
     def __init__(self, declared: Declared, knobs: Mapping[str, Any], units: int = 0) -> None:
         self._declared, self._knobs, self.units = declared, knobs, units
         self._names: dict[str, Any] = {}
-        self._types: dict[str, Any] = {}
+        self._types: dict[str, CppType | None] = {}
         self._busy: set[str] = set()
-        self.dispatched: Any = None
+        self.dispatched: CppType | None = None
         self.until = time.monotonic() + LONGEST_S
         self._accesses = 0
         self.launches: list[Launch | Cleared] = []
@@ -137,12 +138,13 @@ class World:
         exact = [f for f in found if len(f.parameters) == count]
         return next(iter([*exact, *found]), None)
 
-    def type(self, name: str | None, frame: Mapping[str, Any] | None = None) -> Any:
+    def type(self, name: str | None, frame: Mapping[str, Any] | None = None) -> CppType | None:
         """A type by name; None if it is not known."""
         if name is None:
             return None
         if frame is not None and "type " + name in frame:
-            return frame["type " + name]
+            of: CppType | None = frame["type " + name]
+            return of
         if name == "scalar_t":
             return self.dispatched
         if name not in self._types:
@@ -150,10 +152,11 @@ class World:
             self._types[name] = self._find_type(name)
         return self._types[name]
 
-    def _find_type(self, name: str) -> Any:
+    def _find_type(self, name: str) -> CppType | None:
         for table in (self._declared.structs, self._declared.aliases):
             if name in table:
-                return table[name](Machine(self))
+                made: CppType | None = table[name](Machine(self))
+                return made
         value = self._knobs.get(name)
         if isinstance(value, str) and _WORD.match(value) and value != name:
             return self.type(value)
