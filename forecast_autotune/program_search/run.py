@@ -31,7 +31,7 @@ from .nvcc_flags import flags_of, without_flags
 from .proposers.base import Proposer, tally
 from .proposers.mix import Mix
 from .proposers.rewriting import Anywhere, Crossover, Knobs, Rewrites, Skilled
-from .runners import Preparer, preparer
+from .runners import preparer
 from .skills import StepSkill, learn, skills_in
 from .task import CUDA_SUFFIX, SearchTask, Sizes, named, refuse_what_raises, task_of
 
@@ -194,8 +194,50 @@ def search(
         task = named(sizes, task)
     if not math.isfinite(proposals) or proposals < 1:
         raise InvalidInputError(f"proposals {proposals!r}: give a number of at least 1, such as 16 for 16x")
-    tell = listener or (lambda _: None)
-    limits = SearchBudget(measurements=budget, minutes=minutes, tokens=tokens)
+    loop = _search_loop(
+        task,
+        SearchBudget(measurements=budget, minutes=minutes, tokens=tokens),
+        proposers=proposers,
+        proposals=proposals,
+        forecasts=forecasts,
+        seed=seed,
+        listener=listener or (lambda _: None),
+    )
+    stopped = loop.run()
+    loop.examiner.end_waiting_workers()
+    walked, skills = _walked(loop)
+    for skill in skills:
+        loop.archive.learn(skill)
+    loop.listener(SearchEvent(text="times the fastest again, beside what people wrote, at the sizes held out"))
+    finals = run_finals(task, list(loop.archive), walked.program, loop.examiner, loop.preparer)
+    return SearchResult(
+        task=task,
+        tried=list(loop.archive),
+        walked=walked,
+        skills=skills,
+        finals=finals,
+        stopped=stopped,
+        budget=replace(loop.budget),
+    )
+
+
+def _search_loop(
+    task: SearchTask,
+    budget: SearchBudget,
+    *,
+    proposers: Sequence[str],
+    proposals: float,
+    forecasts: bool,
+    seed: int,
+    listener: Callable[[SearchEvent], None],
+) -> SearchLoop:
+    """A loop for a task on this machine's hardware, with what earlier searches left.
+
+    Raises:
+        InvalidInputError: a proposer's name is none; what makes inputs or says what is right raises.
+        NoBoxError: this system has no box to run candidates in.
+        StoreError: what was tried cannot be kept.
+    """
     settings = Settings.from_environment()
     on_gpu = task.device != "cpu"
     require_box(may_start=task.language != "triton" or on_gpu, gpu=on_gpu)
@@ -209,54 +251,32 @@ def search(
     examiner = Examiner(task, hardware, folder)
     surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
     describer = describer_of(task, hardware, folder) if forecasts else None
-    loop = SearchLoop(
+    return SearchLoop(
         task=task,
         archive=archive,
-        budget=limits,
-        proposer=_proposer(proposers, settings, limits),
+        budget=budget,
+        proposer=_proposer(proposers, settings, budget),
         forecaster=CandidateForecaster(task, hardware, toolchain, surrogate, describer) if forecasts else None,
         examiner=examiner,
         preparer=makes,
         proposals=proposals,
         seed=seed,
         skills=[skill for skill in skills_in(settings.dir) if skill.hardware_kind == hardware.kind],
-        listener=tell,
-    )
-    stopped = loop.run()
-    examiner.end_waiting_workers()
-    walked, skills = _walked(task, archive, examiner, makes, limits, tell)
-    for skill in skills:
-        archive.learn(skill)
-    tell(SearchEvent(text="times the fastest again, beside what people wrote, at the sizes held out"))
-    finals = run_finals(task, list(archive), walked.program, examiner, makes)
-    return SearchResult(
-        task=task,
-        tried=list(archive),
-        walked=walked,
-        skills=skills,
-        finals=finals,
-        stopped=stopped,
-        budget=replace(limits),
+        listener=listener,
     )
 
 
-def _walked(
-    task: SearchTask,
-    archive: Archive,
-    examiner: Examiner,
-    preparer: Preparer,
-    budget: SearchBudget,
-    tell: Callable[[SearchEvent], None],
-) -> tuple[WalkedBack, list[StepSkill]]:
+def _walked(loop: SearchLoop) -> tuple[WalkedBack, list[StepSkill]]:
     """The fastest program without what does not matter in it, and the skills that its lineage teaches."""
+    task, archive, examiner = loop.task, loop.archive, loop.examiner
     best = incumbent(list(archive))
     if best is None or best.candidate.digest == task.seed.digest:
         return WalkedBack(program=task.seed), []
-    tell(SearchEvent(text="walks the fastest back: each step is taken away and measured"))
-    walked = walk_back(task, best, archive, examiner, preparer, budget)
+    loop.listener(SearchEvent(text="walks the fastest back: each step is taken away and measured"))
+    walked = walk_back(task, best, archive, examiner, loop.preparer, loop.budget)
     skills = learn(walked, list(archive), task, examiner.hardware)
     for effect in walked.effects:
-        tell(SearchEvent(text=f"without {effect.step}: {_brought(effect, task)}"))
+        loop.listener(SearchEvent(text=f"without {effect.step}: {_brought(effect, task)}"))
     return walked, skills
 
 
