@@ -1,8 +1,17 @@
-"""What the commands share: an argument that must be positive, numbers with so many digits."""
+"""What the verbs share: their parser, an argument that must be positive, numbers with so many digits."""
 
 from __future__ import annotations
 
 import argparse
+
+
+def verb_parser(verb: str, description: str | None) -> argparse.ArgumentParser:
+    """A verb's parser. Its help shows the description as it is, line by line."""
+    return argparse.ArgumentParser(
+        prog=f"python -m calibration {verb}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def positive(text: str) -> int:

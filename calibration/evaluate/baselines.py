@@ -34,7 +34,7 @@ from typing import Any
 from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.errors import InvalidInputError
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..paths import TRACES
 from . import aggregates
 from .benchmark import (
@@ -299,11 +299,7 @@ def entries_for(given: argparse.Namespace, budgets: Sequence[str]) -> list[Entry
 
 def main(words: Sequence[str] | None = None) -> int:
     """Search, and print what was asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration baselines",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("baselines", __doc__)
     parser.add_argument("table", choices=list(TABLES), metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="some tables default to the suite's")
     parser.add_argument("--history", nargs="+", action="extend", default=[], type=Path, metavar="TRACE")

@@ -12,7 +12,6 @@ Exit codes: 0 reported (what time did not allow is said), 1 a tuning failed, 2 n
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -30,6 +29,7 @@ from kernel_suite import Case, Kernel, cuda_kernels
 from forecast_autotune.cli.output import table_text
 from forecast_autotune.core.config import Config
 
+from ..command import verb_parser
 from .gpu_report import HEAD, OVERALL, Clock, Key, decision_of, from_nothing, lines, overall, overall_lines, summary
 from .side_by_side import cold_times_us, own_environment, surroundings
 
@@ -115,11 +115,7 @@ def key_of(
 def main(words: Sequence[str] | None = None) -> int:
     """Tune at each budget, time what was chosen; print the tables, and write the JSON that is asked for."""
     known = {kernel.name: kernel for kernel in cuda_kernels()}
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration cuda-report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("cuda-report", __doc__)
     parser.add_argument("--kernels", nargs="+", default=list(known), choices=list(known), metavar="NAME")
     parser.add_argument("--budgets", nargs="+", default=BUDGETS, metavar="B", help="as FORECAST_AUTOTUNE_BUDGET")
     parser.add_argument("--sizes", type=int, default=SIZES, metavar="N", help=f"of each kernel ({SIZES})")

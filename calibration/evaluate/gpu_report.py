@@ -46,7 +46,7 @@ from forecast_autotune.errors import TuningWarning
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.frontends.triton.simulated_driver import rehearsal
 
-from ..command import number
+from ..command import number, verb_parser
 from .side_by_side import (
     device,
     has_device,
@@ -488,11 +488,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser(known: Collection[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration gpu-report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("gpu-report", __doc__)
     parser.add_argument(
         "--kernels", nargs="+", default=KERNELS, choices=list(known), metavar="NAME", help=f"of {', '.join(known)}"
     )

@@ -7,7 +7,6 @@ the same, by what is told of their launches. Nothing is measured beforehand.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
 from forecast_autotune.surrogates.static_features import UNKNOWN
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..fit.forest import Example, Scores, corpus_paths, fit, mean_of, read_examples, score, suite_paths
 
 NUMBERS = (2, 4, 8, 16, 32, 64)
@@ -114,11 +113,7 @@ def curve(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Fit, ask, and print the table."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration learning-curve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("learning-curve", __doc__)
     parser.add_argument("--numbers", type=positive, nargs="*", default=NUMBERS, help="of kernels; default: %(default)s")
     parser.add_argument("--seeds", type=positive, default=2, help="draws of each number; default: %(default)s")
     parser.add_argument("--trees", type=positive, default=60, help="default: %(default)s")

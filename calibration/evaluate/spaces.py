@@ -16,7 +16,6 @@ Exit codes: 0 reported, 2 no traces or bad input.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import statistics
@@ -39,6 +38,7 @@ from forecast_autotune.evaluation.scores import spearman
 from forecast_autotune.evaluation.traces import read_recorded, read_trace
 from forecast_autotune.store import encoding
 
+from ..command import verb_parser
 from ..paths import TRACES
 
 VARIANT_KNOBS = ("variant", "source", "ALGORITHM")  # of Triton, CUDA and C++ kernels with several variants
@@ -574,9 +574,7 @@ def show(report: Report) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Read, and print what was asked for."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration spaces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = verb_parser("spaces", __doc__)
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help=f"default: all in {TRACES}")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="all of it as one JSON value")

@@ -12,7 +12,6 @@ Exit codes: 0 reported, 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.util
 import sys
@@ -28,6 +27,7 @@ from forecast_autotune.features.hardware_sheets import sheet_for
 from forecast_autotune.features.kernel_walk.symbols import last_name
 from forecast_autotune.features.launch_features import describe_call, launch_features
 
+from ..command import verb_parser
 from .static_kernels import GRID, Folder, StaticKernel, launches, plausible_call
 
 KEPT_BACK = ("fla-org", "flash-linear-attention", "Songlin Yang", "liger_kernel", "Liger-Kernel")
@@ -200,9 +200,7 @@ def row(package: str, found: Sequence[Description]) -> list[str]:
 
 def main(words: Sequence[str] | None = None) -> int:
     """The verb."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration survey", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = verb_parser("survey", __doc__)
     parser.add_argument("packages", nargs="+", metavar="PACKAGE|FOLDER")
     parser.add_argument(
         "--leave-out",

@@ -10,7 +10,6 @@ of the kernel is known to the model.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -60,7 +59,7 @@ from forecast_autotune.surrogates.prior import (
 )
 from forecast_autotune.surrogates.static_features import launch_features
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..paths import CORPORA, REPOSITORY, TRACES, traces
 from . import networks as fitting_networks
 from .networks import POWER, fit_networks, kernel_weights
@@ -681,9 +680,7 @@ def fit_and_score(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Fit, score, and write the model."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration fit", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = verb_parser("fit", __doc__)
     parser.add_argument("traces", nargs="*", type=Path, metavar="TRACE", help="default: all that are recorded here")
     parser.add_argument(
         "--to",

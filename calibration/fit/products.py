@@ -10,7 +10,6 @@ choices are up to .2 % worse with budgets of 2 to 8, and 1.6 % with nothing time
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import statistics
@@ -38,7 +37,7 @@ from forecast_autotune.surrogates.prior import FP8_PRODUCTS, PRODUCTS, Prior, pr
 from forecast_autotune.surrogates.static_features import launch_features
 from forecast_autotune.tuning.decision_rule import Findings, trusted_forecast
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..paths import PRODUCTS as RECORDED
 from ..tiles import FP8_FAST, is_fp8, itemsize, short_list
 from .forest import Example, fit_launches, fit_width, misses
@@ -260,11 +259,7 @@ def _whole(each: Recorded) -> Example:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Fit, score, and write the model."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration fit-products",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("fit-products", __doc__)
     parser.add_argument("--fp8", action="store_true", help="the model of fp8 products")
     parser.add_argument("--to", type=Path, metavar="FILE", help="default: the model that ships")
     parser.add_argument("--trees", type=positive, default=TREES, metavar="N", help="default: %(default)s")

@@ -48,6 +48,7 @@ from kernel_suite import Kernel
 from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.processes.machine import usable_cores
 
+from ..command import verb_parser
 from ..paths import CORPORA
 from .describe import DescribeReport, describe_traces
 from .worker import Status, Task, recordable
@@ -294,9 +295,7 @@ def show_described(result: DescribeReport) -> None:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Record, then print what there is."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration record", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = verb_parser("record", __doc__)
     parser.add_argument(
         "workloads", nargs="*", metavar="KERNEL[/CASE] | PROGRAM.py", help="default: all kernels of the corpus"
     )

@@ -22,7 +22,6 @@ another source, case, device or toolchain is begun again: results are never mixe
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -58,7 +57,7 @@ from forecast_autotune.store import encoding
 from forecast_autotune.store.encoding import Json, from_text, to_text
 from forecast_autotune.store.textfile import read_text, write_lines
 
-from ..command import number
+from ..command import number, verb_parser
 from ..paths import EVIDENCE
 from .single_kernel import SingleKernel
 
@@ -602,9 +601,7 @@ def chosen(kernels: Sequence[str], targets: Sequence[str], say: Callable[[str], 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when all was looked at, 1 when some is left, 2 when what was asked makes no sense."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration evidence", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = verb_parser("evidence", __doc__)
     parser.add_argument("kernels", nargs="*", metavar="KERNEL", help="all if none is named")
     parser.add_argument("--target", nargs="+", default=[], metavar="TARGET", help="such as cuda:90 or hip:gfx942")
     parser.add_argument(

@@ -14,7 +14,6 @@ Exit codes: 0 done, 1 some searches failed or were not done, 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -31,7 +30,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.frontends.variants.arguments import KNOB
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..evaluate.aggregates import INTERVAL, RESAMPLES, geomean_of_medians
 from ..evaluate.benchmark import OURS, Entry, ResultCache, Row, Search, collect
 from ..paths import FOLDER, TRACES
@@ -148,9 +147,7 @@ def as_text(value: Mapping[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Search, unless only a picture is wanted; write the figures and the picture."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration chart", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = verb_parser("chart", __doc__)
     parser.add_argument("--draw", action="store_true", help="search nothing, draw the figures that are there")
     parser.add_argument("--seeds", type=positive, default=2, metavar="N", help="of each search; default: %(default)s")
     parser.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes to use")

@@ -27,7 +27,7 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import read_space
 from forecast_autotune.surrogates.by_name import make_surrogate
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..evaluate.baselines import DRAWS, EVERY, WITH_HISTORY, cold
 from ..evaluate.benchmark import (
     OURS,
@@ -178,11 +178,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("report", __doc__)
     parser.add_argument(
         "traces", nargs="*", type=Path, metavar="TRACE", help="default: one of each kernel of the suite"
     )

@@ -18,7 +18,6 @@ Exit codes: 0 reported, 1 something failed, 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import math
 import os
@@ -37,7 +36,7 @@ from typing import Any
 from forecast_autotune.cli.output import print_json, print_table
 
 from ..answers import LIMIT_S, AnswerFile, answer_of
-from ..command import positive
+from ..command import positive, verb_parser
 from .steps import STEPS, WAYS
 
 PACKAGES = ("fla", "liger_kernel", "flag_gems", "torchao", "unsloth", "vllm", "sglang")
@@ -53,11 +52,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """The verb."""
     from .operations import OPERATIONS
 
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration third-party",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("third-party", __doc__)
     parser.add_argument("names", nargs="*", metavar="OPERATION|PACKAGE", help=f"of {', '.join(OPERATIONS)}")
     parser.add_argument("--list", action="store_true", help=f"list tuners; of {', '.join(PACKAGES)} or what is named")
     parser.add_argument("--ways", default=WAYS_BY_DEFAULT, help=f"of {', '.join(WAYS)} (default: %(default)s)")

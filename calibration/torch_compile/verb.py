@@ -44,7 +44,7 @@ from typing import Any
 
 from forecast_autotune.cli.output import print_json
 
-from ..command import positive
+from ..command import positive, verb_parser
 from ..paths import REPOSITORY
 from .table import Found, print_found
 from .ways import EXHAUSTIVE, STOCK, budget_of
@@ -57,11 +57,7 @@ LAST_S = 5.0  # that a process is given to end
 
 def main(words: Sequence[str] | None = None) -> int:
     """The verb."""
-    parser = argparse.ArgumentParser(
-        prog="python -m calibration inductor-report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = verb_parser("inductor-report", __doc__)
     parser.add_argument(
         "--products", type=int, default=64, metavar="N", help="how many, up to 64, or 16 of fp8 (default: all)"
     )
