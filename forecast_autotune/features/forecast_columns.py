@@ -212,6 +212,16 @@ def columns_of(forecasts: Sequence[Forecast | Abstention]) -> Columns:
     return Columns(table[:, 0], table[:, 1], table[:, 2])
 
 
+def median(values: Array) -> Array:
+    """Along the last axis, as NumPy's own, for the first call of which `numpy.ma` is imported: 15 ms."""
+    import numpy as np
+
+    ordered = np.sort(values, axis=-1)
+    n = ordered.shape[-1]
+    middle: Array = 0.5 * (ordered[..., (n - 1) // 2] + ordered[..., n // 2])
+    return np.where(np.isnan(ordered[..., -1]), np.nan, middle)
+
+
 def normal_cdf(z: Array) -> Array:
     """Chance that a standard normal variable is at most z."""
     import numpy as np

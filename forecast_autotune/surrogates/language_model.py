@@ -19,7 +19,7 @@ from ..core.outcome import Evidence, Outcome
 from ..core.signal_handlers import raised_by_signal_handler
 from ..core.space import Space
 from ..errors import MissingExtraError
-from ..features.forecast_columns import Component, ForecastTable
+from ..features.forecast_columns import Component, ForecastTable, median
 from ..features.knob_matrix import knob_matrix
 from ..language.answers import SCHEMA, Bins, from_log_probabilities, from_text
 from ..language.model import ANSWER_TOKENS, LanguageModel, ModelError, Unanswered
@@ -359,7 +359,7 @@ def _prior(space: Space, rows: NDArray[np.intp], shares: Array) -> GPPrior:
     mean[rows], sigma[rows] = asked_mean, asked_sigma
     # As wide as the others, though known: an outcome that is known beforehand must not count as one well predicted.
     mean[0], sigma[0] = 0.0, math.sqrt(float((asked_sigma**2).mean()))
-    basis = (DOUBT * (mean - np.median(mean)) / sigma)[:, None]
+    basis = (DOUBT * (mean - median(mean)) / sigma)[:, None]
     return GPPrior(mean, sigma, None, basis, knob_matrix(space).values)
 
 

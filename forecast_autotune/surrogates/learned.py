@@ -13,7 +13,7 @@ from ..core.forecast import Abstention
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..errors import InvalidInputError
-from ..features.forecast_columns import ForecastTable
+from ..features.forecast_columns import ForecastTable, median
 from ..features.knob_matrix import knob_matrix
 from ..protocols import SurrogateSession
 from . import transfer
@@ -231,7 +231,7 @@ def _model_prior(job: Job, prior: Prior) -> _ModelPrior:
     launches = prior.of_launches(job.static_features, job)
     if launches is not None:
         mean, sigma = launches.mean - launches.mean[0], launches.sigma
-        basis = (TREES_DOUBT * (mean - np.median(mean)) / sigma)[:, None]
+        basis = (TREES_DOUBT * (mean - median(mean)) / sigma)[:, None]
         says = (f"launches described, {len(prior.fitted_on)} kernels known",)
         return _ModelPrior(says, mean, sigma, launches.fail, basis, launches)
     n = len(job.space)
@@ -258,7 +258,7 @@ def _missed(of: LaunchForecast, job: Job) -> GPPrior:
     variances, directions = np.linalg.eigh(apart @ apart.T)
     kept = max(1, int((np.cumsum(variances[::-1]) < MEMBERS_KEPT * variances.sum()).sum()) + 1)
     members = (directions[:, ::-1][:, :kept].T @ apart).T
-    basis = np.hstack([MEMBERS_COUNT * members, TREND_DOUBT * (mean - np.median(mean))[:, None]]) / MISSED_SIGMA
+    basis = np.hstack([MEMBERS_COUNT * members, TREND_DOUBT * (mean - median(mean))[:, None]]) / MISSED_SIGMA
     launches = _standardised(of)
     knobs = knob_matrix(job.space).values
     lengths = np.concatenate(

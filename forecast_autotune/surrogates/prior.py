@@ -16,6 +16,7 @@ from ..core.job import Job
 from ..core.model_names import is_model_version, model_version
 from ..core.text import shown
 from ..errors import InvalidInputError
+from ..features.forecast_columns import median
 from .networks import Networks, packed_networks, read_networks
 from .packed_numbers import packed, unpacked
 from .static_features import LAUNCH_FEATURES, launch_features, role_features
@@ -97,7 +98,7 @@ def width_columns(expected: Array, disagreement: Array) -> Array:
         np.ones_like(expected),
         np.log(disagreement + 0.1),
         np.full_like(expected, math.log(max(float(expected.std()), 0.03))),
-        np.log(abs(expected - np.median(expected)) + 0.2),
+        np.log(abs(expected - median(expected)) + 0.2),
     ]
     return np.stack(columns, axis=1)
 

@@ -11,6 +11,7 @@ from ..core.config import Config
 from ..core.context import ForecastContext
 from ..core.job import Job, Recording, log2_speedups
 from ..core.outcome import Failure, Outcome
+from ..features.forecast_columns import median
 from ..features.knob_matrix import knob_matrix
 from ..features.likeness import (
     OTHER,
@@ -123,7 +124,7 @@ def read(
     if expected is None or expected_of_job is None:
         expected = expected_of_job = np.zeros(len(space))
     missed = y - expected[at]
-    level = float(np.median(missed))
+    level = float(median(missed))
     mean, sigma = np.full(len(space), level), np.zeros(len(space))
     knobs = knob_matrix(space)
     if at.size + failed.size < len(space):
@@ -176,7 +177,7 @@ def combine(sources: Sequence[SourcePrediction], job: Job, outcomes: Mapping[Con
     floor *= min(1.0, max(MIN_SPREAD, float(mean.std()) / USUAL_SPREAD))
     fail = (weights[:, None] * np.array([s.fail for s in sources])).sum(axis=0)
     # Around each one's median: how the default did in a recording moves all configs alike, and so tells none from another.
-    apart = np.sqrt(weights)[:, None] * (off - np.median(off, axis=1, keepdims=True))
+    apart = np.sqrt(weights)[:, None] * (off - median(off)[:, None])
     return CombinedPrediction(mean, np.sqrt(spread + floor**2), fail, apart)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
-from forecast_autotune.features.forecast_columns import Component, ForecastTable, columns_of
+from forecast_autotune.features.forecast_columns import Component, ForecastTable, columns_of, median
 
 
 def component(name: str, means: list[float], sigmas: list[float], weights: list[float]) -> Component:
@@ -121,3 +121,12 @@ def test_a_table_of_nothing_is_empty() -> None:
     assert list(none) == []
     assert none == []
     assert columns_of(none).mean.size == 0
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8])
+def test_a_median_is_as_numpys_own(n: int) -> None:
+    values = np.random.default_rng(n).normal(size=(3, n))
+    assert (median(values) == np.median(values, axis=1)).all()
+    assert float(median(values[0])) == np.median(values[0])
+    values[1, -1] = math.nan
+    assert np.isnan(median(values)).tolist() == [False, True, False]
