@@ -64,15 +64,15 @@ class FleetStore(SqliteStore):
         self.mirror = None if remote is None else Mirror(self.directory, remote.url, toolchain=toolchain)
         if remote is not None and self.mirror is not None:
             self.syncs.append(Sync(self._exchange(remote, self.mirror), self.warnings))
+        self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
         for pack in packs:
             if isinstance(pack, PackUrl) and self.directory is not None:
                 folder = pack_folder(self.directory, pack)
                 if pack.pinned:
-                    folders.append(folder)
+                    self.trees.append(Tree(folder, complain=self._complain, toolchain=toolchain, is_copy=True))
                 copying = self._copying(folder, pack)
                 copied = partial(is_copied, folder, pack)
                 self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}", is_copied=copied))
-        self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
 
     def _complain(self, text: str) -> None:
         self.warnings.warn_once("segment", text)

@@ -209,13 +209,15 @@ class Tree:
     """A pack in a folder, of which the segments of a program are read when it is first met. No method raises.
 
     Args:
-        folder: with a manifest; one that has none yet may get it later, see `PackCopy`.
+        folder: with a manifest.
         complain: gets why something is left out.
         toolchain: as `SqliteStore`.
+        is_copy: whether it is made meanwhile, see `PackCopy`: then the manifest may come later.
     """
 
-    def __init__(self, folder: Path, *, complain: Complain, toolchain: str = "exact") -> None:
+    def __init__(self, folder: Path, *, complain: Complain, toolchain: str = "exact", is_copy: bool = False) -> None:
         self.folder = folder
+        self.is_copy = is_copy
         self.store = SqliteStore(None, toolchain=toolchain)
         self._complain = complain
         self._reset()
@@ -248,9 +250,9 @@ class Tree:
             path = self.folder / MANIFEST
             try:
                 self._manifest = read_manifest(path.read_bytes(), str(path))
-            except FileNotFoundError:
-                return
             except (OSError, InvalidInputError) as err:
+                if self.is_copy and isinstance(err, FileNotFoundError):
+                    return
                 self._manifest = []
                 self._complain(f"pack {self.folder} is left out: {error_text(err)}")
         for segment in self._manifest:

@@ -102,6 +102,16 @@ def test_a_tree_in_a_folder_decides_at_the_first_call_and_needs_no_network(
         assert in_child(lambda: store.decision(a_job(key={"n": 1})) is not None)
 
 
+def test_a_folder_that_is_no_pack_is_warned_of_once(tmp_path: Path) -> None:
+    (tmp_path / "packs").mkdir()
+    with used(tmp_path / "own", str(tmp_path / "packs")) as store:
+        _, warned = told_by(lambda: [store.decision(a_job(name=name)) for name in ("one", "two")])
+    assert warned == [
+        f"pack {tmp_path}/packs is left out: there is no file {tmp_path}/packs/manifest.json: look at its spelling, or give "
+        "its whole path"
+    ]
+
+
 def test_the_card_says_what_is_in_it_and_no_name_is_mark_up(
     tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
