@@ -36,6 +36,7 @@ from ..tuning.forecasting import Forecaster
 from ..tuning.loop import stored, stored_for_any_constexprs, tune
 from ..tuning.policies import StoredOnly, SuggestedFirst, make_policy
 from ..tuning.progress import show_progress
+from .cache_miss import miss_message
 from .informed import ask_limit_s, by_held_model, informed
 from .kept_models import keep_model
 from .online.unhurried import RememberingPolicy
@@ -103,10 +104,10 @@ def decide(
     )
     interim_surrogate = informed(request, job, store, limit_s=0.0)
     fleet = store if isinstance(store, FleetStore) else None
-    store = _with_ranks(store, request)
+    own, store = store, _with_ranks(store, request)
     recalled = _recalled(job, request, store) if request.never_measures else None
     if request.settings.mode == "strict" and recalled is None:
-        recalled = _recalled_late(job, request, store, fleet)
+        recalled = _recalled_late(job, request, store, own)
     if recalled is not None:
         resolution = Resolution(store.publish_decision(job, recalled))
     else:
@@ -132,22 +133,23 @@ def decide(
     return resolution
 
 
-def _recalled_late(job: Job, request: Request, store: Store, fleet: FleetStore | None) -> Decision:
+def _recalled_late(job: Job, request: Request, store: Store, own: Store) -> Decision:
     """The decision that is recalled once what other machines may have decided is read.
 
+    Args:
+        own: the store without the ranks.
     Raises:
         CacheMissError: there is none.
     """
     unread: list[str] = []
-    if fleet is not None:
-        if fleet.is_reading(job):
-            _await_read(job, fleet)
+    if isinstance(own, FleetStore):
+        if own.is_reading(job):
+            _await_read(job, own)
             if (recalled := _recalled(job, request, store)) is not None:
                 return recalled
-        unread = fleet.unread(job)
+        unread = own.unread(job)
     note_if_pending(store, job, None, request.settings, Budget(request.budget), request.unmeasured)
-    missed = _missed(job, store) + "".join(f"; {what}, which may have one, is not read" for what in unread)
-    raise CacheMissError(f"{missed}. Tune it once with FORECAST_AUTOTUNE_MODE=tune.")
+    raise CacheMissError(miss_message(job, own, unread))
 
 
 def _await_read(job: Job, fleet: FleetStore) -> None:
@@ -324,19 +326,3 @@ def _with_ranks(store: Store, request: Request, *, measures: bool = False) -> St
     # The rank that tunes spends its total first: what it decides from then on is for those that have spent nothing too.
     measures = measures or request.total_spent or request.budget.measures
     return JobStore(store, channel, measures=measures, patience=request.patience)
-
-
-def _missed(job: Job, store: Store) -> str:
-    """Which key has no decision, and which known one is most like it."""
-
-    def likeness(key: dict[str, object]) -> int:
-        return sum(key.get(name) == value for name, value in job.workload.key.items())
-
-    known = [
-        r.workload
-        for r in store.related_recordings(job)
-        if r.hardware == job.hardware and r.workload.program.digest == job.workload.program.digest
-    ]
-    nearest = max(known, key=lambda w: likeness(dict(w.key)), default=None)
-    miss = f"no decision for {job.workload} on {job.hardware}"
-    return f"{miss}; the nearest key known is {nearest}" if nearest else f"{miss}, nor for any other key of it"

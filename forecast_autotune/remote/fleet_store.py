@@ -14,7 +14,7 @@ from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job, Recording
 from ..core.outcome import Outcome
 from ..settings import PackUrl, RemoteStore, Settings
-from ..store.rows import Recall, TuningKey
+from ..store.rows import Recall, StoredDecision, TuningKey
 from ..store.sqlite import SqliteStore, on_scale_of, open_local_store
 from .apart import ExchangeApart
 from .exchange import Exchange
@@ -139,6 +139,17 @@ class FleetStore(SqliteStore):
         for recording in others:
             found.setdefault(TuningKey.of(recording).digests, recording)
         return list(found.values())
+
+    def related_decisions(self, job: Job) -> list[StoredDecision]:
+        """See `SqliteStore.related_decisions`; those of packs and of a trusted remote store come after its own."""
+        found = super().related_decisions(job)
+        for tree in self._trees(job):
+            found += tree.related_decisions(job)
+        return found + (self.mirror.related_decisions(job) if self.mirror is not None and self.is_trusted else [])
+
+    def untrusted_decisions(self, job: Job) -> list[StoredDecision]:
+        """As `related_decisions`, those of a remote store that is not trusted."""
+        return [] if self.mirror is None or self.is_trusted else self.mirror.related_decisions(job)
 
     def record_decision(self, job: Job, decision: Decision) -> None:
         """See `SqliteStore.decide`; has it sent, with the outcomes it rests on."""

@@ -93,6 +93,10 @@ class Mirror:
         """The same program at other keys, on other hardware and under other toolchains."""
         return self.store.related_recordings(job) if self.is_there else ()
 
+    def related_decisions(self, job: Job) -> list[rows.StoredDecision]:
+        """Decisions for the program's name; see `SqliteStore.related_decisions`."""
+        return self.store.related_decisions(job) if self.is_there else []
+
     def own_recordings(self, job: Job) -> list[Recording]:
         """The job's own outcomes on other machines, as recordings: to forecast from, not to decide by."""
 

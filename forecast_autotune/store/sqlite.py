@@ -163,6 +163,14 @@ class SqliteStore:
         known = {TuningKey.of(r).digests for r in own}
         return [*own, *(r for r in self.run_on_packs(read) or [] if TuningKey.of(r).digests not in known)]
 
+    def related_decisions(self, job: Job) -> list[rows.StoredDecision]:
+        """Decisions for the program's name that hold at other keys, in other spaces or elsewhere; a pack's come last."""
+
+        def read(connection: sqlite3.Connection) -> list[rows.StoredDecision]:
+            return decisions.related_decisions(connection, job, self.connection.complain)
+
+        return [*(self.connection.run(read) or []), *(self.run_on_packs(read) or [])]
+
     def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:

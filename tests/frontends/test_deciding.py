@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from asking import Question, ask
-from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
+from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, a_decision, a_job, a_measurement
 from moe import layer_job
 from recorded import job_of, measurement, recording
 from talking import Talking, knob, named_by_settings, sure_of
@@ -26,8 +26,10 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.decision import Decision
 from forecast_autotune.core.forecast import Abstention, Forecast
+from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job, Recording
 from forecast_autotune.core.knob_effect import KnobEffect
+from forecast_autotune.core.space import Space
 from forecast_autotune.distributed.job_channel import JobChannel
 from forecast_autotune.distributed.work_sharing import SqliteWorkSharing
 from forecast_autotune.errors import CacheMissError, TuningWarning
@@ -69,6 +71,54 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
         decide(job, STRICT, store=store, **acting)
     store.record_decision(job, a_decision(job, job.space[1]))
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
+
+
+TUNE, ANY = "Tune it once with FORECAST_AUTOTUNE_MODE=tune", "FORECAST_AUTOTUNE_TOOLCHAIN=any"
+NEWER = Toolchain(versions={**TOOLCHAIN.versions, "torch": "2.14.0"})
+LARGER = Space.grid({"BLOCK": [64, 128, 256, 512], "num_warps": [2, 4]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"toolchain": NEWER},
+            f"it was decided under another toolchain (torch 2.13.0, here 2.14.0). {TUNE}, or take that decision with {ANY}.",
+        ),
+        ({"space": LARGER}, f"it was decided in another space (6 configs then, 8 now). {TUNE}."),
+        ({"source": "def rmsnorm(): pass"}, f"it was decided in another version of its source. {TUNE}."),
+        (
+            {"hardware": replace(HARDWARE, name="NVIDIA H100")},
+            f"no decision for rmsnorm(n=4096) on NVIDIA H100 (132 SMs); it was decided on NVIDIA H200 (132 SMs). {TUNE}.",
+        ),
+        ({"hardware": replace(HARDWARE, memory_gib=80)}, "on other hardware of that name (memory_gib 141, here 80)"),
+        ({"hardware": replace(HARDWARE, power_limit_w=300)}, "under a power limit of 700 W, here 300 W"),
+        (
+            {"toolchain": NEWER, "space": LARGER},
+            f"in another space (6 configs then, 8 now), under another toolchain (torch 2.13.0, here 2.14.0). {TUNE}.",
+        ),
+        (
+            {"key": {"n": 5}, "toolchain": NEWER},
+            "the nearest key known is rmsnorm(n=4096), decided under another toolchain",
+        ),
+        ({"key": {"n": 5}}, f"the nearest key known is rmsnorm(n=4096). {TUNE}."),
+        ({"name": "another"}, f"nor for any other key of it. {TUNE}."),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_mode_strict_names_what_the_closest_decision_differs_in(
+    tmp_path: Path, packed: bool, changes: dict[str, Any], said: str
+) -> None:
+    idle: Any = object()
+    with SqliteStore(tmp_path / "tuned") as store:
+        for other in (a_job(), a_job(key={"n": 1}, source="older")):
+            store.record_decision(other, a_decision(other))
+    StoreFile(tmp_path / "tuned").export(tmp_path / "pack.jsonl")
+    asked = SqliteStore(None, packs=[tmp_path / "pack.jsonl"]) if packed else SqliteStore(tmp_path / "tuned")
+    with asked, pytest.raises(CacheMissError) as missed:
+        decide(a_job(**changes), STRICT, store=asked, compiler=idle, measurer=idle)
+    assert said in str(missed.value)
 
 
 def test_without_measuring_a_decision_for_other_constexprs_is_taken(tmp_path: Path) -> None:

@@ -457,6 +457,27 @@ def test_mode_strict_waits_for_a_trusted_decision_that_is_being_read(
     assert "not read" not in str(missed.value)
 
 
+def test_mode_strict_names_a_decision_of_a_store_that_is_not_trusted(machines: Machines) -> None:
+    tuned(machines("one"), a_job())
+    store = machines("two", trusted=False)
+    heard(store, a_job())
+    with pytest.raises(CacheMissError) as missed:
+        in_mode_strict(store, a_job())
+    assert str(missed.value) == (
+        "no decision for rmsnorm(n=4096) on NVIDIA H200 (132 SMs); it was decided by other machines, whose remote store is "
+        "not trusted. Tune it once with FORECAST_AUTOTUNE_MODE=tune, or take that decision with ',trusted' behind the URL "
+        "in FORECAST_AUTOTUNE_REMOTE_STORE."
+    )
+    newer = a_job(toolchain=Toolchain(versions={"triton": "4"}))
+    with pytest.raises(
+        CacheMissError, match=r"triton 3\.9\.0, here 4\), by other.*TOOLCHAIN=any and ',trusted' behind"
+    ):
+        in_mode_strict(store, newer)
+    trusted = machines("two")
+    with pytest.raises(CacheMissError, match=r"TOOLCHAIN=any\.$"):
+        in_mode_strict(trusted, newer)
+
+
 @pytest.mark.parametrize("trouble", ["silent", "dead"])
 def test_mode_strict_names_what_it_waited_for_in_vain(
     machines: Machines, monkeypatch: pytest.MonkeyPatch, trouble: str
