@@ -116,10 +116,10 @@ def _exchange(directory: Path, remote: RemoteStore, stack: ExitStack, *, looks: 
 
 def _status(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, remote: RemoteStore) -> int:
     listing = exchange.location.all_segments()
-    waiting = 0
+    waiting = removed = 0
     if store.exists():
-        exchange.forget_removed()
-        waiting = len(exchange.unsent())
+        removed = len(exchange.removed())
+        waiting = len(exchange.unsent()) + removed
     named = _names(exchange, store)
     folders: dict[tuple[str, str], list[ListedSegment]] = {}
     for segment in listing:
@@ -164,7 +164,8 @@ def _status(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile,
     size = sum(s.size for s in listing) / 1000
     believed = "believed" if remote.trusted else "tried first, not believed (',trusted' behind the URL changes that)"
     say(f"{exchange.location.shown}: {len(listing)} segments, {size:.1f} kB; its decisions are {believed}")
-    say(f"{waiting} decisions of this machine wait to be sent" if waiting else "nothing waits here to be sent")
+    gone = f"; {removed} of them are gone from there: 'remote push' alone sends them again" if removed else ""
+    say(f"{waiting} decisions of this machine wait to be sent{gone}" if waiting else "nothing waits here to be sent")
     return OK if listing else NOTHING
 
 

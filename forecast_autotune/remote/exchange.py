@@ -146,15 +146,24 @@ class Exchange:
                 sent += len(unsent)
         return sent
 
-    def forget_removed(self) -> None:
-        """Count as not sent what went to folders that hold no segment now, for somebody has emptied the remote store.
+    def removed(self) -> list[Unsent]:
+        """What was sent to folders that hold no segment now, for somebody has emptied the remote store.
 
         It lists each folder that this machine has sent to: for commands.
         """
         sent = self.mirror.sent()
-        for (hardware, program), decisions in self._by_folder(d for d in self._decisions() if d.note in sent).items():
-            if not self.location.segments(hardware, program):
-                self.mirror.forget_sent([each.note for each in decisions if self._entries(each)])
+        arrived = self._by_folder(each for each in self._decisions() if sent.get(each.note) == each.content)
+        return [
+            each
+            for (hardware, program), decisions in arrived.items()
+            if not self.location.segments(hardware, program)
+            for each in decisions
+            if self._entries(each)
+        ]
+
+    def forget_removed(self) -> None:
+        """Count `removed` as not sent."""
+        self.mirror.forget_sent([each.note for each in self.removed()])
 
     def unsent(self) -> list[Unsent]:
         """This machine's own decisions that hold and were not sent; those of rehearsals are no other machine's concern."""

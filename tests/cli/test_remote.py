@@ -12,6 +12,9 @@ import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 
 from forecast_autotune.cli import main
+from forecast_autotune.remote.exchange import Exchange
+from forecast_autotune.remote.location import Location
+from forecast_autotune.remote.mirror import Mirror
 from forecast_autotune.store.sqlite import SqliteStore
 
 
@@ -97,6 +100,20 @@ def test_what_was_sent_to_a_store_that_somebody_emptied_is_sent_again(
     assert remote(tmp_path, "one", "push", "--json") == 0
     assert remote(tmp_path, "one", "push", "--json") == 0
     assert capsys.readouterr().out == '{"decisions": 3}\n{"decisions": 0}\n'
+
+
+def test_looking_at_a_store_that_somebody_emptied_has_nothing_sent_again(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remote(tmp_path, "one", "push")
+    remote(tmp_path, "two", "compact", "--days", "0")
+    for _ in range(2):
+        assert remote(tmp_path, "one", "status") == 1
+        assert "3 of them are gone from there: 'remote push' alone sends them again" in capsys.readouterr().err
+    own, mirror = SqliteStore(tmp_path / "one"), Mirror(tmp_path / "one", f"file://{shared}")
+    with own, mirror.store:
+        sent = Exchange(own, mirror, Location(f"file://{shared}"), sources=False, complain=print).push()
+    assert sent == 0, "programs send what is new"
 
 
 def test_looking_leaves_a_broken_store_as_it_is(
