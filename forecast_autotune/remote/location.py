@@ -70,6 +70,8 @@ class Location:
 
     def all_segments(self) -> list[ListedSegment]:
         """Every segment there is; for commands, as it lists the whole location."""
+        if not self._list(LAYOUT):  # `find` of some storages takes a server that cannot be reached for an empty one
+            return []
         with self._reached("list") as (fs, root):
             infos = fs.find(f"{root}/{LAYOUT}", detail=True).values()
         return sorted((s for info in infos if (s := _listed(info)) is not None), key=lambda s: s.path)

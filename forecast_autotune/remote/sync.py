@@ -235,12 +235,13 @@ class Sync:
         if self._over:
             return  # what runs beside this process ends with it
         log.info("%s: %s", self.what, error_text(err), exc_info=not isinstance(err, OSError))
+        goes_on = (
+            "What is known here is used without it"
+            if self.only_copies
+            else "Tuning goes on with what is known here; what this machine learns waits in its store and is sent later"
+        )
         with suppress(Exception):  # the user may have made warnings errors, and this thread is nobody's call
-            self.warnings.warn_once(
-                self.what,
-                f"{self.what} cannot be used: {plain(error_text(err))}. Tuning goes on with what is known here; what this "
-                "machine learns waits in its store and is sent later",
-            )
+            self.warnings.warn_once(self.what, f"{self.what} cannot be used: {plain(error_text(err))}. {goes_on}")
         self._failures += 1
 
 

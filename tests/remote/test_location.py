@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -61,6 +62,14 @@ def writable_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
         yield hub
         assert list(folder.glob("hffs-*")) == [], "a temporary file was left behind"
+
+
+def test_a_server_that_cannot_be_reached_is_not_taken_for_an_empty_one() -> None:
+    pytest.importorskip("aiohttp")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        with pytest.raises(RemoteStoreError, match="cannot list http://"):
+            Location(f"http://127.0.0.1:{taken.getsockname()[1]}/tuning").all_segments()
 
 
 def test_what_is_written_is_listed_read_and_removed(location: Location) -> None:

@@ -112,6 +112,20 @@ def test_a_dead_storage_is_tried_once_more_at_the_end_and_not_waited_for(
     assert time.monotonic() - began < LIMIT_S
 
 
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_pack_that_cannot_be_read_is_promised_nothing(exchange: Scripted, copies: bool) -> None:
+    exchange.before = once(OSError("nobody is there"), "pull")
+    warnings = HeldWarnings(quiet=False)
+    warned: list[str] = []
+    warnings.warn_once = lambda about, text: warned.append(text)  # type: ignore[method-assign]
+    syncing = Sync(exchange, warnings, "it", is_copied=(lambda _: False) if copies else None)  # type: ignore[arg-type]
+    syncing.want(a_job())
+    assert comes(lambda: warned != [])
+    assert ("sent later" in warned[0]) is not copies
+    assert ("used without it" in warned[0]) is copies
+    syncing.end()
+
+
 def test_a_process_that_ends_finishes_a_copy_and_reads_none_that_is_whole(exchange: Scripted) -> None:
     whole = {"copied"}
     copying = Sync(exchange, HeldWarnings(quiet=True), is_copied=lambda program: program.name in whole)  # type: ignore[arg-type]
