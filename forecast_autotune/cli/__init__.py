@@ -18,8 +18,9 @@ from ._exit_codes import BAD_INPUT, OK, exit_codes
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; the result goes to stdout, everything else to stderr."""
-    from ..core.text import error_text, plain
+    from ..core.text import error_text
     from ..errors import AutotuneError
+    from .output import say
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_closed_streams()
@@ -44,10 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except (AutotuneError, OSError) as err:
-        print(f"forecast-autotune: {plain(error_text(err))}", file=sys.stderr)
+        say(error_text(err))
         return BAD_INPUT
     except KeyboardInterrupt:
-        print("forecast-autotune: interrupted", file=sys.stderr)
+        say("interrupted")
         return 130
 
 

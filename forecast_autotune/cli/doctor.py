@@ -415,6 +415,11 @@ def check_store(directory: Path | None) -> Iterator[Finding]:
     filesystem_text = f"{kind}, a network filesystem: rollback journal" if network else kind
     yield Finding(check="filesystem", status="note" if network else "ok", found=filesystem_text)
     writable = _first_existing(folder)
+    if not writable.is_dir():
+        advice = "let FORECAST_AUTOTUNE_DIR name a folder; until then all is kept in memory alone"
+        found = f"{writable} is a file, and a store is a folder"
+        yield Finding(check="store", status="problem", found=found, advice=advice)
+        return
     if not os.access(writable, os.W_OK):
         advice = "let FORECAST_AUTOTUNE_DIR name a folder you may write to; until then all is kept in memory alone"
         yield Finding(check="store", status="problem", found=f"{writable} cannot be written to", advice=advice)

@@ -128,7 +128,10 @@ def _write_config_files(folder: Path, store: StoreFile, arguments: argparse.Name
     if rest := sum(count for _, count in reasons[REASONS:]):
         say(f"left out {rest} more decisions; --kernel K looks at one kernel alone")
     if not export.files:
-        say(f"nothing measured here goes into files of {known.name}{hardware_meant(store, arguments.hardware)}")
+        why = hardware_meant(store, arguments.hardware)
+        if not why and not export.left_out:
+            why = ": they take decisions that were measured on a GPU, and here are none"
+        say(f"nothing measured here goes into files of {known.name}{why}")
         return NOTHING
     say(f"they are read under {known.use.format(folder=folder.absolute())}")
     return OK

@@ -20,8 +20,11 @@ Row = TypeVar("Row")
 
 
 def say(text: str) -> None:
-    """A line to the person, on stderr, beside the result."""
-    print(f"forecast-autotune: {plain(text)}", file=sys.stderr)
+    """A line to the person, on stderr, beside the result; where nobody reads that any more, it goes nowhere."""
+    try:
+        print(f"forecast-autotune: {plain(text)}", file=sys.stderr)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def print_json_list(values: Iterable[object]) -> bool:

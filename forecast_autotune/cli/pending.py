@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..core.figures import as_date, counted, short
+from ..core.text import shortened
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
@@ -40,13 +43,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([_as_json(p) for p in pending])
     elif pending:
+        differing = _differing(pending)
         print_table(
-            ("key", "kernel and key", "hardware", "configs", "why", "met by", "first", "last"),
+            (
+                "key",
+                "kernel and key",
+                "hardware",
+                *(["differs by"] if differing else []),
+                "configs",
+                "why",
+                "met by",
+                "first",
+                "last",
+            ),
             [
                 (
                     short(p.digest),
                     str(p.place.workload),
                     where(p),
+                    *([differing.get(p.digest, "")] if differing else []),
                     str(p.space_size),
                     p.why,
                     counted(p.met, "process", "processes"),
@@ -60,6 +75,26 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         say("no key is pending")
     return OK if pending else NOTHING
+
+
+def _differing(pending: Sequence[Pending]) -> dict[str, str]:
+    """Of keys that have one name and hardware, what tells each from the others: source, space or versions, by its digest."""
+    namesakes: dict[tuple[str, str], list[Pending]] = {}
+    for each in pending:
+        namesakes.setdefault((str(each.place.workload), where(each)), []).append(each)
+    differing: dict[str, str] = {}
+    for group in namesakes.values():
+        parts = [_parts(each) for each in group]
+        names = [name for name in dict.fromkeys(chain(*parts)) if len({part.get(name) for part in parts}) > 1]
+        for each, part in zip(group, parts, strict=True):
+            if names:
+                differing[each.digest] = ", ".join(f"{name} {shortened(part.get(name, 'none'), 40)}" for name in names)
+    return differing
+
+
+def _parts(pending: Pending) -> dict[str, str]:
+    source = short(pending.place.workload.program.digest)
+    return {"source": source, "space": short(pending.space), **pending.place.toolchain.versions}
 
 
 def where(pending: Pending) -> str:
@@ -79,6 +114,7 @@ def _as_json(pending: Pending) -> dict[str, object]:
     return {
         "decision": pending.digest,
         "kernel": pending.place.workload.program.name,
+        "program": pending.place.workload.program.digest,
         "key": dict(pending.place.workload.key),
         "hardware": pending.place.hardware.name,
         "rehearsal": is_rehearsal(pending),

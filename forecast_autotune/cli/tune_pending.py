@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     code, interrupted = run_to_its_end(
         command, environment_with(changes), stdout=sys.stderr.fileno() if arguments.json else None
     )
-    settled, new = _report(store, before, compiles)
+    settled, new = _report(store, before, compiles, interrupted)
     if arguments.json:
         print_json({"pending": len(before), "settled": settled, "new": new, "exit_code": code})
     if code:
@@ -101,11 +101,12 @@ def _is_inductors(pending: Pending) -> bool:
     return is_inductors(pending.place.workload.program)
 
 
-def _report(store: StoreFile, before: list[Pending], compiles: bool) -> tuple[int, int]:
+def _report(store: StoreFile, before: list[Pending], compiles: bool, interrupted: bool) -> tuple[int, int]:
     """Say of each key that was pending what became of it; returns how many are settled, and how many are new.
 
     Args:
         compiles: whether torch.compile was on.
+        interrupted: whether the program was ended by Ctrl-C.
     """
     after = {p.digest: p for p in store.pending()}
     decided = {s.digest: s.decision for s in store.decisions()}
@@ -123,6 +124,8 @@ def _report(store: StoreFile, before: list[Pending], compiles: bool) -> tuple[in
             say(
                 f"still pending: {named}: it was met, but {still.why} holds for it; --budget overrides a budget in code"
             )
+        elif interrupted:
+            say(f"still pending: {named}: Ctrl-C came before it was tuned")
         elif not compiles and _is_inductors(pending):
             say(
                 f"still pending: {named}: it is met where torch.compile compiles, which is off while other keys wait: "

@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 from asking import Question, ask
-from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job, a_measurement
+from contracts.store_contract import HARDWARE, SPACE, TOOLCHAIN, a_decision, a_job, a_measurement
 from talking import Talking, sure_of
 
 from forecast_autotune.cli import doctor, main
 from forecast_autotune.cli._commands import COMMANDS
 from forecast_autotune.core.context import ForecastContext
 from forecast_autotune.core.forecast import Abstention, Forecast, Normal
+from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import MissingExtraError
 from forecast_autotune.language import named
@@ -402,6 +403,15 @@ def test_a_reader_that_leaves_is_no_error(store: Path) -> None:
     assert (told.returncode, told.stderr) == (0, "")
 
 
+def test_a_closed_pipe_behind_stderr_changes_no_exit_code(store: Path) -> None:
+    for words, code in (("pending", 1), ("show nothing-of-that-name", 1), ("tune", 2)):
+        reading, writing = os.pipe()
+        os.close(reading)
+        command = [sys.executable, "-m", "forecast_autotune", *words.split()]
+        assert subprocess.run(command, stderr=writing, check=False).returncode == code, words
+        os.close(writing)
+
+
 @pytest.mark.parametrize("verb", ["list", "stats --json", "show evil", "pending --json", "clear --yes"])
 def test_streams_that_the_caller_closed_change_no_exit_code(store: Path, verb: str) -> None:
     quiet = f"'{sys.executable}' -m forecast_autotune {verb}"
@@ -493,6 +503,33 @@ def test_doctor_goes_on_where_a_lock_is_a_pipe_and_a_date_is_none(store: Path, t
     connection.close()
     (found,) = [f for f in doctor.check_store(tmp_path / "store") if f.check == "failures"]
     assert found.found.startswith("2 at launch")
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_doctor_says_that_a_file_stands_where_the_store_is_to_be(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "file").write_text("hi")
+    (found,) = [f for f in doctor.check_store(tmp_path / folder) if f.check == "store"]
+    assert (found.status, found.found) == ("problem", f"{tmp_path}/file is a file, and a store is a folder")
+
+
+def test_pending_says_what_keys_that_look_alike_differ_by(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newer = Toolchain(versions={**TOOLCHAIN.versions, "torch": "2.14.0"})
+    alone, *namesakes = (a_job(key={"n": 1}), a_job(source="edited"), a_job(), a_job(toolchain=newer))
+    with SqliteStore(tmp_path) as opened:
+        opened.note_pending(alone, "mode cached")
+    assert "differs by" not in printed(capsys, "pending", "--dir", str(tmp_path))[0]
+    with SqliteStore(tmp_path) as opened:
+        for job in namesakes:
+            opened.note_pending(job, "mode cached")
+    lines = {line.split()[0]: line for line in printed(capsys, "pending", "--dir", str(tmp_path))[0].splitlines()}
+    for job in namesakes:
+        versions = job.toolchain.versions["torch"]
+        assert f"source {job.workload.program.digest[:10]}, torch {versions}" in lines[job.digest[:10]]
+    assert "source" not in lines[alone.digest[:10]]
+    programs = {
+        found["program"] for found in json.loads(printed(capsys, "pending", "--dir", str(tmp_path), "--json")[0])
+    }
+    assert programs == {job.workload.program.digest for job in namesakes}
 
 
 def test_doctor_finds_a_misspelt_setting_and_says_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:

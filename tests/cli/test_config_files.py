@@ -10,6 +10,7 @@ from contracts.store_contract import a_job
 from moe import SPACE, keep, layer_job
 
 from forecast_autotune.cli import main
+from forecast_autotune.core.hardware import Hardware
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,15 @@ def test_where_nothing_fits_the_exit_code_says_so(capsys: pytest.CaptureFixture[
     err = told(capsys, "export", "--format", "vllm", "out", "--hardware", "H200", "--kernel", "moe", code=1)
     assert "nothing measured here" in err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "fla"])
+def test_decisions_of_a_cpu_go_into_no_file_and_the_reason_is_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    keep(folder / "cpu", a_job(hardware=Hardware(kind="cpu", name="AMD EPYC", units=2)))
+    err = told(capsys, "export", "--format", name, "out", "--dir", str(folder / "cpu"), code=1)
+    assert f"goes into files of {name}: they take decisions that were measured on a GPU, and here are none" in err
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,17 @@ def test_what_torch_compile_chooses_is_tuned_with_it_on(
     assert ("which is off while other keys wait" in err) is (len(names) == 2)
 
 
+def test_a_key_that_ctrl_c_came_before_is_said_to_be_that(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with SqliteStore(tmp_path / "store") as store:
+        store.note_pending(a_job(), "mode cached")
+    program = tmp_path / "program.py"
+    program.write_text("import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(0.2)")
+    assert main(["tune-pending", "--dir", str(tmp_path / "store"), str(program)]) == 130
+    err = capfd.readouterr().err
+    assert "still pending: rmsnorm(n=4096) on NVIDIA H200: Ctrl-C came before it was tuned" in err
+    assert "failed" not in err
+
+
 def test_a_key_of_other_constexprs_that_was_not_met_stays_pending(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
