@@ -148,6 +148,8 @@ def _print(result: SearchResult) -> None:
         f"{result.task.name}: {budget.measured} measured, {budget.built} built, {budget.failed} failed, "
         f"{budget.walked} steps walked back, {budget.tokens_used} tokens, {budget.seconds:.0f} s: {result.stopped}"
     )
+    for name, answers in result.unused_answers.items():
+        say(f"{name}: {answers}")
     rows = [_row(result, final) for final in (result.finals.seed, *result.finals.finals)]
     names = list(result.finals.seed.times_us)
     print_table(("program", "knobs", *names, "speed"), rows, right=(*names, "speed"))

@@ -19,9 +19,12 @@ class ModelError(Exception):
 
     @classmethod
     def of(cls, what: str, err: Exception) -> ModelError:
-        """What an exception of some library comes to here, in a line."""
-        lines = str(err).strip().splitlines() or [""]
-        return cls(f"{what}: {type(err).__name__}: {lines[0][:300]}")
+        """What an exception of some library comes to here, in a line: where it has no text, that of its cause."""
+        telling: BaseException | None = err
+        while telling is not None and not str(telling).strip():
+            telling = telling.__cause__ or telling.__context__
+        text = "" if telling is None else f": {str(telling).strip().splitlines()[0][:300]}"
+        return cls(f"{what}: {type(err).__name__}{text}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,9 +111,7 @@ class ServedModel:
 
         yield from self._each(range(len(prompts)), WRITERS, ask, until)
 
-    def written(
-        self, prompts: Sequence[str], *, until: float, most_tokens: int
-    ) -> Iterator[tuple[int, WrittenText | Unanswered]]:
+    def written(self, prompts: Sequence[str], *, until: float, most_tokens: int) -> Iterator[tuple[int, WrittenAnswer]]:
         """Ask for programs: free texts, drawn and not the likeliest. Any server of OpenAI's protocol will do.
 
         Args:
@@ -135,7 +133,8 @@ class ServedModel:
                 "temperature": WRITING,
             })  # fmt: skip
             if status in REQUEST:
-                answers.append((position, Unanswered(f"{self._url} refuses the prompt: {_message(body)}")))
+                refusal = Unanswered(f"{self._url} refuses the prompt: {_message(body)}")
+                answers.append((position, WrittenAnswer(refusal, tokens=0)))
             else:
                 answers.append((position, _written(line.parsed(status, body), prompts[position])))
 
@@ -191,10 +190,10 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenText:
-    """What a model wrote, and the tokens that it read and wrote."""
+class WrittenAnswer:
+    """What a model wrote, or why there is no text, and the tokens that it read and wrote: thoughts are among them."""
 
-    text: str
+    text: str | Unanswered
     tokens: int
 
 
@@ -361,16 +360,21 @@ def _text(answer: Any) -> str | Unanswered:
     return Unanswered(f"the server gives no text: {_clean(repr(answer))}")
 
 
-def _written(answer: Any, prompt: str) -> WrittenText | Unanswered:
-    """A free text with its tokens."""
+def _written(answer: Any, prompt: str) -> WrittenAnswer:
+    """A free text with its tokens. A model that thinks until it may write no more has spent tokens on no text."""
+    written: str | Unanswered
     match answer:
-        case {"choices": [{"message": {"content": str(text)}}, *_]}:
-            least = (len(prompt) + len(text)) // CHARACTERS_A_TOKEN
-            match answer:
-                case {"usage": {"total_tokens": int(told)}} if told > least:
-                    return WrittenText(text, told)
-            return WrittenText(text, least)
-    return Unanswered(f"the server gives no text: {_clean(repr(answer))}")
+        case {"choices": [{"message": {"content": str(text)}}, *_]} if text.strip():
+            written = text
+        case {"choices": [{"finish_reason": str(finished)}, *_]}:
+            written = Unanswered(f"finish_reason {_clean(finished)}")
+        case _:
+            written = Unanswered(f"the server answers {_clean(repr(answer))}")
+    tokens = (len(prompt) + (len(written) if isinstance(written, str) else 0)) // CHARACTERS_A_TOKEN
+    match answer:
+        case {"usage": {"total_tokens": int(told)}} if told > tokens:
+            tokens = told
+    return WrittenAnswer(written, tokens)
 
 
 def _message(body: bytes) -> str:

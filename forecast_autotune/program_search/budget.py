@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from ..core.outcome import Failure
@@ -13,6 +14,22 @@ from .candidate import TriedCandidate
 BUILDS_PER_MEASUREMENT = 2  # that a search may come to: a proposer whose programs do not build must end too
 BACK = 8  # measurements of a search for each step of its fastest program that is walked back, beyond those
 LEAST = 2  # measurements: the seed, and something beside it
+REASONS = 3  # why answers were of no use, that a line holds
+
+
+@dataclass(slots=True, kw_only=True)
+class AnswerTally:
+    """How many answers a model was asked for in this run, and by reason, how many of them came to nothing."""
+
+    asked: int = 0
+    unused: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        """`48 answers: 40 with 2 blocks of code and no replacement, 8 others`."""
+        reasons = self.unused.most_common(REASONS)
+        others = self.asked - sum(n for _, n in reasons)
+        told = [f"{n} {why}" for why, n in reasons] + ([f"{others} others"] if others > 0 else [])
+        return f"{self.asked} answers: {', '.join(told)}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +38,8 @@ class SearchBudget:
 
     `measurements` are candidates run on the device, those that turned out wrong included; the seed is one. `tokens`
     are those that models have read and written. Steps of the fastest program that were walked back, one for each
-    eight measurements at most, are counted apart, as `walked`: each takes four exams.
+    eight measurements at most, are counted apart, as `walked`: each takes four exams. `answers` are those of
+    models, by the proposer's name.
 
     Raises:
         InvalidInputError: fewer than 2 measurements, or a limit that is no positive number.
@@ -35,6 +53,7 @@ class SearchBudget:
     failed: int = 0
     walked: int = 0
     tokens_used: int = 0
+    answers: defaultdict[str, AnswerTally] = field(default_factory=lambda: defaultdict(AnswerTally))
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -63,9 +82,14 @@ class SearchBudget:
         """Since this run of the search began."""
         return time.monotonic() - self._began
 
+    @property
+    def seconds_left(self) -> float:
+        """Of the minutes of this run; below 0 where they are over."""
+        return 60 * self.minutes - self.seconds
+
     def may_walk(self) -> bool:
         """Whether one more step of the fastest program may be walked back."""
-        return self.walked < max(1, self.measurements // BACK) and self.seconds < 60 * self.minutes
+        return self.walked < max(1, self.measurements // BACK) and self.seconds_left > 0
 
     def spent(self) -> str:
         """Why nothing more may be tried; empty while something may."""
@@ -73,6 +97,6 @@ class SearchBudget:
             return f"its {self.measurements} measurements are spent"
         if self.built >= BUILDS_PER_MEASUREMENT * self.measurements:
             return f"{self.built} builds came to {self.measured} measurements"
-        if self.seconds >= 60 * self.minutes:
+        if self.seconds_left <= 0:
             return f"its {self.minutes:g} minutes are over"
         return ""

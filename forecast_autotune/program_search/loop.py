@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ RANDOM_EVERY = 4
 PROPOSALS = 16.0  # for each that is tried: to forecast one costs next to nothing
 MAX_WAITING = 256  # of what was proposed and not tried, the most promising
 DRY = 4  # rounds that try nothing, after which a search ends
+PAUSES = 7  # while nothing can be proposed for the moment: of 1 s, 2 s, 4 s and so on, two minutes in all
 BUILDERS = 2  # builds beside each other; nothing is timed meanwhile
 
 
@@ -92,17 +94,34 @@ class SearchLoop:
         if len(self.archive):
             self.listener(SearchEvent(text=f"goes on from {len(self.archive)} candidates that were tried before"))
         self._try_seed()
-        dry = 0
+        dry = pauses = 0
         while not (why := self.budget.spent()):
             view, known = self._view(), len(self.archive)
             wanted = min(ROUND, self.budget.left)
             new = self._proposed(view, max(wanted, round(self.proposals * wanted)))
-            if new or self.waiting:
+            has_some = bool(new or self.waiting)
+            if has_some:
                 self._try_all(self._chosen(view, new, wanted))
-            dry, self.turns = (0, self.turns) if len(self.archive) > known else (dry + 1, self.turns + 1)
+            if len(self.archive) > known:
+                dry = pauses = 0
+                continue
+            self.turns += 1
+            if not has_some and (trouble := self.proposer.trouble):
+                if pauses == PAUSES:
+                    return f"the server could not be asked: {trouble}"
+                self._pause(2.0**pauses, trouble)
+                pauses += 1
+                continue
+            dry += 1
             if dry == DRY:
                 return "nothing new is proposed any more"
         return why
+
+    def _pause(self, seconds: float, trouble: str) -> None:
+        """Wait, until the minutes are over at most: a server that is busy, or starts, may answer then."""
+        seconds = max(0.0, min(seconds, self.budget.seconds_left))
+        self.listener(SearchEvent(text=f"asks again in {seconds:.3g} s: {trouble}"))
+        time.sleep(seconds)
 
     def _view(self) -> SearchView:
         tried = list(self.archive)
@@ -143,6 +162,7 @@ class SearchLoop:
             if one.digest not in view.known | self.twins and one.digest not in pool:
                 if why := refused(one, self.task):
                     log.info("a candidate of %s is refused: %s", one.proposer, why)
+                    self._count_unused(one, f"against the rules ({why})")
                     continue
                 pool[one.digest] = one
         return list(pool.values())
@@ -197,12 +217,16 @@ class SearchLoop:
                 continue
             self.budget.built += 1
             self.twins.add(candidate.digest)
+            self._count_unused(candidate, "compiling to the same as another program")
             text = f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
             self.listener(SearchEvent(text=text))
         failed = [tried for tried in self._tried(ready) if isinstance(tried.outcome, Failure)]
         for one in failed:
             if not self.budget.spent():
                 self._repair(one)
+
+    def _count_unused(self, candidate: Candidate, why: str) -> None:
+        self.budget.answers[candidate.proposer].unused[why] += 1
 
     def _repair(self, failed: TriedCandidate) -> None:
         mended = self.proposer.repair(self._view(), failed)

@@ -19,7 +19,7 @@ from ..settings import Settings
 from ..store.filesystem import make_folder
 from ..surrogates.by_name import make_surrogate
 from .archive import Archive
-from .budget import SearchBudget
+from .budget import AnswerTally, SearchBudget
 from .candidate import Candidate, TriedCandidate, incumbent
 from .descriptions import describer_of
 from .examiner import Examiner
@@ -43,7 +43,8 @@ class SearchResult:
     """What a search found, and what it spent. Nothing was written to any source file.
 
     `walked` says what each step to the fastest program brings to it, and `skills` which of them help at sizes held out
-    too. `forecast_pairs` are log2 speed-ups against the seed, forecast and measured, of candidates that ran.
+    too. `unused_answers` tells of the models none of whose programs this run tried, by the proposer's name.
+    `forecast_pairs` are log2 speed-ups against the seed, forecast and measured, of candidates that ran.
     """
 
     task: SearchTask = field(repr=False)
@@ -52,6 +53,7 @@ class SearchResult:
     skills: Sequence[StepSkill]
     finals: Finals
     stopped: str
+    unused_answers: Mapping[str, AnswerTally]
     budget: SearchBudget
 
     @property
@@ -127,6 +129,9 @@ class SearchResult:
             ],
             "skills": [{**skill.as_json(), "text": str(skill)} for skill in self.skills],
             "proposers": {name: {"tried": n, "fastest": won} for name, (n, won) in tally(self.tried).items()},
+            "unused_answers": {
+                name: {"answers": of.asked, "reasons": dict(of.unused)} for name, of in self.unused_answers.items()
+            },
             "tried": [
                 {
                     "digest": t.candidate.digest, "parents": list(t.candidate.parents), "proposer": t.candidate.proposer,
@@ -203,7 +208,9 @@ def search(
         seed=seed,
         listener=listener or (lambda _: None),
     )
+    known = len(loop.archive)
     stopped = loop.run()
+    came_to_trials = {t.candidate.proposer for t in list(loop.archive)[known:]}
     loop.examiner.end_waiting_workers()
     walked, skills = _walked(loop)
     for skill in skills:
@@ -217,6 +224,9 @@ def search(
         skills=skills,
         finals=finals,
         stopped=stopped,
+        unused_answers={
+            name: of for name, of in loop.budget.answers.items() if of.asked and name not in came_to_trials
+        },
         budget=replace(loop.budget),
     )
 

@@ -345,6 +345,37 @@ def test_a_refused_text_leaves_the_others_theirs(fake: FakeServer) -> None:
     assert written == {0: "{}", 1: "{}"}
 
 
+@pytest.mark.parametrize(
+    ("choice", "usage", "reason", "tokens"),
+    [
+        ({"finish_reason": "length", "message": {"content": None}}, 5_000, "finish_reason length", 5_000),
+        ({"finish_reason": "stop", "message": {"content": " \n"}}, 7, "finish_reason stop", 100),
+        ({"message": {}}, 5_000, "the server answers {'choices': [{'message': {}}]", 5_000),
+    ],
+)
+def test_what_an_answer_without_text_used_is_told(
+    fake: FakeServer, choice: object, usage: int, reason: str, tokens: int
+) -> None:
+    fake.replies["/v1/chat/completions"] = lambda s, h, _: s.json(
+        h, {"choices": [choice], "usage": {"total_tokens": usage}}
+    )
+    ((_, answer),) = ServedModel(fake.url).written(["p" * 800], until=soon(), most_tokens=9)
+    assert isinstance(answer.text, Unanswered)
+    assert answer.text.reason.startswith(reason)
+    assert answer.tokens == tokens
+
+
+def test_an_error_without_text_is_told_by_its_cause() -> None:
+    import httpx
+
+    try:
+        raise httpx.ReadError("") from ConnectionResetError("reset by peer")
+    except httpx.ReadError as err:
+        told = str(ModelError.of("it cannot be asked", err))
+    assert told == "it cannot be asked: ReadError: reset by peer"
+    assert str(ModelError.of("it cannot be asked", TimeoutError())) == "it cannot be asked: TimeoutError"
+
+
 def test_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

@@ -400,7 +400,7 @@ def test_the_diff_tells_flags_apart() -> None:
     winner = replace(of.seed, source=with_flag(SAXPY.replace("3, 32", "6, 32"), "most_registers", "--maxrregcount=64"))
     finals = Finals(seed=Final(candidate=of.seed), finals=[], winner=Final(candidate=winner), reason="")
     result = SearchResult(
-        task=of, tried=[], walked=WalkedBack(program=winner), skills=[], finals=finals, stopped="",
+        task=of, tried=[], walked=WalkedBack(program=winner), skills=[], finals=finals, stopped="", unused_answers={},
         budget=SearchBudget(measurements=2),
     )  # fmt: skip
     assert result.diff().startswith("# extra_cuda_cflags: --maxrregcount=64\n--- a/double.cu\n")

@@ -35,6 +35,7 @@ from forecast_autotune.program_search.finals import run_finals
 from forecast_autotune.program_search.forecasts import CandidateForecaster
 from forecast_autotune.program_search.loop import SearchLoop
 from forecast_autotune.program_search.proposers.base import SearchView
+from forecast_autotune.program_search.proposers.mix import Mix
 from forecast_autotune.program_search.proposers.rewriting import Knobs
 from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.surrogates.history import History
@@ -80,11 +81,12 @@ class Oracle:
         return [Forecast.normal(math.log2(seed / time_us(c)), 0.01, source="oracle") for c in proposed]
 
 
-def a_search(folder: Path, budget: int = 16, **others: Any) -> SearchLoop:
+def a_search(folder: Path, budget: int | SearchBudget = 16, **others: Any) -> SearchLoop:
     of = task(spaces={"plain": SPACE})
     table = others.pop("table", None) or Table()
     given: dict[str, Any] = {
-        "task": of, "archive": Archive(folder, of, HARDWARE, TOOLCHAIN), "budget": SearchBudget(measurements=budget),
+        "task": of, "archive": Archive(folder, of, HARDWARE, TOOLCHAIN),
+        "budget": budget if isinstance(budget, SearchBudget) else SearchBudget(measurements=budget),
         "proposer": Knobs(), "forecaster": None, "examiner": table, "preparer": table,
     }  # fmt: skip
     return SearchLoop(**{**given, **others})
@@ -160,7 +162,7 @@ def test_true_forecasts_find_more_for_as_many_measurements(tmp_path: Path) -> No
 class InTurns:
     """Proposes the configs of its list, each once, so many a round."""
 
-    name = "in turns"
+    name, trouble = "in turns", ""
 
     def __init__(self, configs: Sequence[dict[str, int]], a_round: int) -> None:
         self._left, self._a_round = [Config(knobs) for knobs in configs], a_round
@@ -237,6 +239,7 @@ def test_a_search_goes_on_where_it_was_and_measures_nothing_twice(tmp_path: Path
 def test_programs_that_compile_to_the_same_are_measured_once(tmp_path: Path) -> None:
     loop = a_search(tmp_path, 12, table=Table(alike=True))
     loop.run()
+    assert loop.budget.answers["knobs"].unused["compiling to the same as another program"] == len(loop.twins)
     codes = [t.code for t in loop.archive]
     assert len(set(codes)) == len(codes) == 2
 
@@ -278,6 +281,48 @@ def test_a_proposer_that_knows_nothing_more_ends_the_search(tmp_path: Path) -> N
             return []
 
     assert a_search(tmp_path, proposer=Dry()).run() == "nothing new is proposed any more"
+
+
+class Busy(Knobs):
+    """Cannot be asked so many times; then it proposes."""
+
+    def __init__(self, times: int) -> None:
+        self._left = times
+
+    def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
+        self._left -= 1
+        self.trouble = "HTTP 503" if self._left >= 0 else ""
+        return [] if self.trouble else super().propose(view, n)
+
+
+@pytest.mark.parametrize(
+    ("times", "ended", "pauses"),
+    [
+        (6, "its 9 measurements are spent", [1, 2, 4, 8, 16, 32]),
+        (99, "the server could not be asked: HTTP 503", [1, 2, 4, 8, 16, 32, 64]),
+    ],
+)
+def test_a_search_waits_longer_and_longer_for_a_server_that_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, ended: str, pauses: list[float]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(loop_module.time, "sleep", slept.append)
+    assert a_search(tmp_path, 9, proposer=Mix([Busy(times)])).run() == ended
+    assert slept == pauses
+
+
+def test_a_search_waits_for_no_server_while_others_propose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(loop_module.time, "sleep", slept.append)
+    assert a_search(tmp_path, 9, proposer=Mix([Busy(99), Knobs()])).run() == "its 9 measurements are spent"
+    assert not slept
+
+
+def test_waiting_for_a_server_ends_with_the_minutes(tmp_path: Path) -> None:
+    began = time.monotonic()
+    loop = a_search(tmp_path, budget=SearchBudget(measurements=9, minutes=0.02), proposer=Busy(99))
+    assert loop.run() == "its 0.02 minutes are over"
+    assert 1.1 < time.monotonic() - began < 2.9  # pauses of 1 s and 2 s without the limit
 
 
 @pytest.mark.parametrize("budget", [1, 0, -3, True, 2.5])

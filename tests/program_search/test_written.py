@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from doubling import SOURCE, task
 from fake_server import FakeServer, fake_server
 
 import forecast_autotune as fa
+from forecast_autotune.cli import main
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.processes.box import lacking
@@ -68,7 +70,8 @@ def test_an_answer_of_neither_form_is_no_program(answer: str, why: str) -> None:
 
 
 def says(server: FakeServer, answers: Sequence[Any]) -> None:
-    """Have a server give these answers in turns: a text, with what it says of its tokens, or seconds to be silent, once."""
+    """Have a server give these answers in turns: a text or None, with what it says of its tokens, or seconds to be silent,
+    once."""
     given = itertools.count()
 
     def reply(fake: FakeServer, handler: Any, body: Any) -> None:
@@ -78,7 +81,7 @@ def says(server: FakeServer, answers: Sequence[Any]) -> None:
             fake.closed.wait(0.0 if turn else answer)
             answer = "too late"
         text, usage = answer if isinstance(answer, tuple) else (answer, None)
-        told = {"choices": [{"message": {"content": text}}]}
+        told = {"choices": [{"message": {"content": text}, "finish_reason": "stop" if text else "length"}]}
         fake.json(handler, told if usage is None else {**told, "usage": {"total_tokens": usage}})
 
     server.replies["/v1/chat/completions"] = reply
@@ -133,12 +136,61 @@ def test_tokens_are_counted_whatever_the_server_says_and_end_the_asking() -> Non
         budget = SearchBudget(measurements=9, tokens=5_000)
         writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
         writer.propose(seen(task()), 8)
+        writer.propose(seen(task()), 4)
         assert 100 < budget.tokens_used < 5_000
         writer.propose(seen(task()), 4)
         assert budget.tokens_used >= 10_000
         asked = len(server.asks_of("/v1/chat/completions"))
         assert not writer.propose(seen(task()), 4)
         assert len(server.asks_of("/v1/chat/completions")) == asked
+
+
+def test_thoughts_without_a_text_count_and_tokens_are_not_overrun() -> None:
+    with fake_server() as server:
+        says(server, [(None, 5_000)])
+        budget = SearchBudget(measurements=9, tokens=10_000)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
+        for _ in range(5):
+            assert not writer.propose(seen(task()), 64)
+        assert len(server.asks_of("/v1/chat/completions")) == 2
+    assert budget.tokens_used == 10_000
+
+
+def test_a_model_that_only_thinks_is_asked_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    with fake_server() as server:
+        says(server, [(None, 5_000)] * 8 + [GOOD])
+        budget = SearchBudget(measurements=9)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
+        assert not writer.propose(seen(task()), 32)
+        assert not writer.propose(seen(task()), 32)
+        assert len(server.asks_of("/v1/chat/completions")) == 8
+    assert budget.tokens_used == 40_000
+    assert len([r for r in caplog.records if "is asked no more: its last 8 answers" in r.message]) == 1
+
+
+def test_why_answers_came_to_nothing_is_counted() -> None:
+    of = task()
+    commented = f"```python\n{SOURCE}# faster now\n```\n"
+    with fake_server() as server:
+        says(server, ["```\na\n```\n```\nb\n```\n", (None, 9), commented, commented, commented])
+        budget = SearchBudget(measurements=9)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
+        assert not writer.propose(seen(of), 20)
+        tally = budget.answers[server.url]
+        assert dict(tally.unused) == {
+            "with 2 blocks of code and no replacement": 1,
+            "without text (finish_reason length)": 1,
+            "repeating a program, comments aside": 3,
+        }
+        assert str(tally).startswith("5 answers: 3 repeating a program, comments aside, 1 with")
+        server.replies["/v1/chat/completions"] = lambda s, h, _: s.json(h, {"message": "model is loading"}, 503)
+        writer.propose(seen(of), 4)
+        assert "model is loading" in writer.trouble
+        assert tally.unused[f"missing ({writer.trouble})"] == 1
+        says(server, [GOOD])
+        assert writer.propose(seen(of), 4)
+    assert not writer.trouble
+    assert str(tally).endswith("2 others")
 
 
 def test_a_server_that_is_gone_or_confused_proposes_nothing_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,6 +220,26 @@ def test_only_servers_of_this_machine_are_asked_without_the_setting() -> None:
         ModelProposer.named("http://192.0.2.1:8000", Settings.from_environment({}), SearchBudget(measurements=9))
     with pytest.raises(InvalidInputError, match="its server's URL"):
         ModelProposer.named("hf:model", Settings.from_environment({}), SearchBudget(measurements=9))
+
+
+@pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
+def test_a_search_says_what_became_of_a_models_answers_if_none_was_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against_rules = "```python\nimport subprocess\n\n\ndef double(x, out, *, PARTS):\n    subprocess.run(['ls'])\n```\n"
+    with fake_server() as server:
+        command = ["search", "doubling:TASK", "--budget", "2", "--no-forecasts", "--dir", str(tmp_path)]
+        says(server, ["```\na\n```\n```\nb\n```\n"])
+        main([*command, "--proposer", server.url])
+        assert f"{server.url}: 16 answers: 16 with 2 blocks of code and no replacement" in capsys.readouterr().err
+        says(server, [against_rules])
+        main([*command, "--proposer", server.url, "--json"])
+        ((name, told),) = json.loads(capsys.readouterr().out)["unused_answers"].items()
+        assert (name, told["answers"]) == (server.url, 16)
+        assert sum(n for why, n in told["reasons"].items() if why.startswith("against the rules (")) == 4
+        says(server, [GOOD])
+        main([*command, "--proposer", server.url, "--json"])
+        assert not json.loads(capsys.readouterr().out)["unused_answers"]
 
 
 @pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")

@@ -66,6 +66,10 @@ class Proposer(Protocol):
 
     name: str
 
+    @property
+    def trouble(self) -> str:
+        """Why it could propose nothing when it was last asked, but may later; empty where that is not so."""
+
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """At most `n` new candidates, none of which was tried. Fewer, or none, where it knows no more.
 

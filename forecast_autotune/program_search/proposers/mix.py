@@ -20,6 +20,11 @@ class Mix:
     def __init__(self, proposers: Sequence[Proposer]) -> None:
         self.proposers = tuple(proposers)
 
+    @property
+    def trouble(self) -> str:
+        """See `Proposer`: that of each which has any."""
+        return "; ".join(proposer.trouble for proposer in self.proposers if proposer.trouble)
+
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`. What one cannot fill, the next ones may."""
         counts = tally(view.tried)

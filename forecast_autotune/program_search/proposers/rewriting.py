@@ -25,6 +25,7 @@ class _Drawing:
     """A proposer that draws one candidate after the other, until enough are new."""
 
     name = ""
+    trouble = ""
 
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`."""

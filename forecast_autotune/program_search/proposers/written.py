@@ -16,9 +16,9 @@ from ...core.outcome import Failure
 from ...errors import InvalidInputError
 from ...language.model import ModelError, Unanswered
 from ...language.prompt import quoted
-from ...language.server import ServedModel, WrittenText
+from ...language.server import ServedModel
 from ...settings import Settings, check_surrogate
-from ..budget import SearchBudget
+from ..budget import AnswerTally, SearchBudget
 from ..candidate import Candidate, TriedCandidate
 from .base import SearchView
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 180.0  # that a turn waits for its answers
 ANSWER_TOKENS = 8_192
+TEXTLESS = 8  # answers in a row that cost tokens and have no text, after which a model is asked no more
 # Programs cost tokens: of so many that are wanted one is asked for, and so many in one turn at most.
 SPARING, ASKED = 4, 16
 MAX_SOURCE = 60_000  # characters of a parent that a prompt holds
@@ -59,34 +60,34 @@ def program_of(answer: str, parent: str) -> str:
 
     Raises:
         AnswerError: it has neither form, a text to be replaced does not stand in the parent exactly once, or it cannot be
-            written to a file.
+            written to a file. The message begins with a noun and what is wrong with it, then a colon where more follows.
     """
     try:
         answer.encode()
     except UnicodeEncodeError as err:
-        raise AnswerError(f"it has half of a character: {err.reason}") from None
+        raise AnswerError(f"half of a character: {err.reason}") from None
     if _MARK.search(answer):
         return _replaced(answer, parent)
     blocks = _FENCED.findall(answer)
     if len(blocks) != 1:
-        raise AnswerError(f"{len(blocks)} blocks of code, and no replacement: one block is the whole program")
+        raise AnswerError(f"{len(blocks)} blocks of code and no replacement: one block is the whole program")
     text = str(blocks[0])
     if not text.strip():
-        raise AnswerError("the block of code is empty")
+        raise AnswerError("an empty block of code")
     return text
 
 
 def _replaced(answer: str, parent: str) -> str:
     blocks = _BLOCK.findall(answer)
     if len(_MARK.findall(answer)) != 2 * len(blocks):
-        raise AnswerError("a replacement is not whole: SEARCH, =======, REPLACE")
+        raise AnswerError("a replacement that is not whole: SEARCH, =======, REPLACE")
     text = parent
     for old, new in blocks:
         if not old.strip():
             raise AnswerError("a replacement of nothing")
         if (found := text.count(old)) != 1:
             raise AnswerError(
-                f"what is to be replaced stands in the program {found} times, and must once: {old.strip()[:100]!r}"
+                f"a replacement of what stands in the program {found} times, and must once: {old.strip()[:100]!r}"
             )
         text = text.replace(old, new)
     return text
@@ -104,7 +105,9 @@ class ModelProposer:
     def __init__(self, name: str, model: ServedModel, budget: SearchBudget) -> None:
         self.name = name
         self._model, self._budget = model, budget
-        self._gone = ""
+        self.trouble = ""
+        self._textless = 0  # answers in a row
+        self._most_tokens = 0  # of an answer so far
         self._refused: dict[str, str] = {}  # by parent: why the last answer for it was no program
 
     @classmethod
@@ -128,8 +131,12 @@ class ModelProposer:
         prompts = [self._prompt(view, parent) for parent in parents]
         for position, text in self._asked(prompts):
             made = self._child(parents[position], text)
-            if made is not None and made.digest not in view.known:
-                found.setdefault(made.digest, made)
+            if made is None:
+                continue
+            if made.digest in view.known or made.digest in found:
+                self._tally.unused["repeating a program, comments aside"] += 1
+            else:
+                found[made.digest] = made
         return list(found.values())
 
     def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
@@ -141,25 +148,53 @@ class ModelProposer:
 
     def _asked(self, prompts: Sequence[str]) -> list[tuple[int, str]]:
         """Answers by the position of their prompt, as far as tokens and time go."""
-        if self._budget.tokens_used >= self._budget.tokens:
+        had_trouble, self.trouble = bool(self.trouble), ""
+        prompts = prompts[: self._affordable(len(prompts))]
+        if not prompts:
             return []
-        left_s = 60 * self._budget.minutes - self._budget.seconds
-        until = time.monotonic() + max(1.0, min(ANSWER_S, left_s))
+        until = time.monotonic() + max(1.0, min(ANSWER_S, self._budget.seconds_left))
         answers: list[tuple[int, str]] = []
+        missing, why = len(prompts), "not there in time"
+        self._tally.asked += len(prompts)
         try:
             for position, answer in self._model.written(prompts, until=until, most_tokens=ANSWER_TOKENS):
-                if isinstance(answer, Unanswered):
-                    log.info("%s: %s", self.name, answer.reason)
-                elif isinstance(answer, WrittenText):
-                    self._budget.tokens_used += answer.tokens
+                missing -= 1
+                self._budget.tokens_used += answer.tokens
+                self._most_tokens = max(self._most_tokens, answer.tokens)
+                if isinstance(answer.text, Unanswered):
+                    log.info("%s: %s", self.name, answer.text.reason)
+                    self._tally.unused[f"without text ({answer.text.reason})"] += 1
+                    self._textless += answer.tokens > 0  # a prompt that was refused cost none
+                else:
+                    self._textless = 0
                     answers.append((position, answer.text))
         except ModelError as err:
-            if not self._gone:
+            self.trouble = why = str(err)
+            if not had_trouble:
                 log.warning("%s writes nothing: %s. The search goes on without it while that lasts", self.name, err)
-            self._gone = str(err)
-        else:
-            self._gone = ""
+        if missing:
+            self._tally.unused[f"missing ({why})"] += missing
+        if self._textless >= TEXTLESS:
+            log.warning(
+                "%s is asked no more: its last %d answers cost tokens and had no text", self.name, self._textless
+            )
         return sorted(answers)
+
+    def _affordable(self, wanted: int) -> int:
+        """How many answers may be asked for at once, should each cost what the dearest did.
+
+        Where tokens are limited and no cost is known, one.
+        """
+        left = self._budget.tokens - self._budget.tokens_used
+        if left <= 0 or self._textless >= TEXTLESS:
+            return 0
+        if left == math.inf:
+            return wanted
+        return min(wanted, max(1, int(left / self._most_tokens))) if self._most_tokens else 1
+
+    @property
+    def _tally(self) -> AnswerTally:
+        return self._budget.answers[self.name]
 
     def _child(self, parent: Candidate, answer: str) -> Candidate | None:
         try:
@@ -167,6 +202,7 @@ class ModelProposer:
         except AnswerError as err:
             self._refused[parent.digest] = str(err)
             log.info("%s: an answer is no program: %s", self.name, err)
+            self._tally.unused[f"with {str(err).partition(':')[0]}"] += 1
             return None
         self._refused.pop(parent.digest, None)
         return replace(
