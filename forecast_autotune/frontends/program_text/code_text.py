@@ -18,6 +18,7 @@ from .names import closure_of, is_state
 from .sections import section_lines
 from .values import (
     PLAIN,
+    array_text,
     attributes_of,
     called_around,
     held_by,
@@ -161,7 +162,8 @@ class CodeText:
             texts = {n: self.text_of(v) for n, v in held.items() if not (own and is_state(v, n, kind.__module__))}
         else:  # of a library's object, the code that it was given
             texts = {n: self.text_of(v) for n, v in held.items() if self.is_code(v)}
-        return f"{self._class(kind)}({', '.join(f'{n}={text}' for n, text in texts.items())})"
+        array = [] if (text := array_text(value)) is None else [text]
+        return f"{self._class(kind)}({', '.join([*array, *(f'{n}={text}' for n, text in texts.items())])})"
 
     def _class(self, kind: type) -> str:
         if self.ownership.is_own(kind):

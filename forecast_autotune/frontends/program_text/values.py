@@ -100,8 +100,35 @@ def toolchain_text(value: Any) -> str | None:
     kind = type(value)
     if kind.__name__ in ("dtype", "device", "layout", "memory_format", "pointer_type", "block_type"):
         return str(value)
-    if kind.__name__ in ("Tensor", "Parameter", "ndarray"):
-        return f"{kind.__name__}({value.dtype}, {tuple(value.shape)})"
-    if hasattr(kind, "item"):  # a scalar of NumPy's
+    if (array := array_text(value)) is not None:
+        name = kind.__name__
+        if name == "FakeTensor":  # torch.export puts these in the place of weights: the program is the same
+            name = "Parameter" if "_is_param" in vars(value) else "Tensor"
+        return f"{name}({array})"
+    if any((c.__module__, c.__name__) == ("numpy", "generic") for c in kind.__mro__):
         return repr(value.item())
     return None
+
+
+def array_text(value: Any) -> str | None:
+    """The dtype and shape of a tensor or a NumPy array, of a DTensor also how it is spread; None of anything else.
+
+    No device is waited for, and no code of a derived class runs.
+    """
+    bases = {f"{c.__module__}.{c.__name__}": c for c in type(value).__mro__}
+    if (array := bases.get("numpy.ndarray")) is not None:
+        return _dtype_and_shape(array, value)
+    if (tensor := bases.get("torch.Tensor")) is None:
+        return None
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        text = _dtype_and_shape(tensor, value)
+    if "torch.distributed.tensor.DTensor" in bases:
+        text += f", {value.placements} on a mesh of {tuple(value.device_mesh.shape)}"
+    return text
+
+
+def _dtype_and_shape(base: Any, value: Any) -> str:
+    """As the base class knows them, whatever a derived one says."""
+    return f"{base.dtype.__get__(value)}, {tuple(base.shape.__get__(value))}"

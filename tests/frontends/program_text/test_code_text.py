@@ -12,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from forecast_autotune.frontends.program_text import source  # noqa: E402
 from forecast_autotune.frontends.program_text.code_text import CodeText  # noqa: E402
@@ -90,6 +93,30 @@ def typed_in(value: Any) -> Any:
     return scope["f"]
 
 
+DTYPES = (torch.float64, torch.float32, torch.float16)
+
+
+class Weight(torch.nn.Parameter):
+    pass
+
+
+class Rows(torch.Tensor):
+    def __new__(cls, data: Any, held: int = 0) -> Any:
+        rows = data.as_subclass(cls)
+        rows.held = held
+        return rows
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(function, type(cls.shape.__get__)):  # a getter
+            raise AssertionError("this code runs")
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+class Grid(np.ndarray):  # type: ignore[type-arg]
+    pass
+
+
 MADE: dict[str, Callable[[int], Any]] = {
     "a lambda in a line with others": lambda n: (lambda x: x * 1, lambda x: x * 2, lambda x: x * 3)[n],
     "a function without source": typed_in,
@@ -108,6 +135,13 @@ MADE: dict[str, Callable[[int], Any]] = {
     "a traced graph": lambda n: torch.fx.symbolic_trace((torch.nn.ReLU(), torch.nn.SiLU(), torch.nn.Tanh())[n]),
     "a module's structure": lambda n: torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(n + 1)]),
     "a module's sizes": lambda n: torch.nn.Linear(4, n + 1),
+    "a weight's shape": lambda n: closing(torch.nn.Parameter(torch.ones(n))),
+    "the shape of a weight of its own class": lambda n: closing(Weight(torch.ones(n))),
+    "the dtype of a tensor of its own class": lambda n: closing(Rows(torch.ones(2, dtype=DTYPES[n]))),
+    "what a tensor of its own class holds": lambda n: closing(Rows(torch.ones(2), held=n)),
+    "the shape of a memory-mapped array": lambda n: closing(np.ones((n, 3)).view(np.memmap)),
+    "the shape of an array of its own class": lambda n: closing(np.ones((n, 3)).view(Grid)),
+    "a number of NumPy's": lambda n: closing(np.float32(n)),
 }
 
 
@@ -267,6 +301,34 @@ def test_a_library_is_named_and_not_read() -> None:
     assert "def gelu" not in with_it
     assert f"# pytest {pytest.__version__}" in with_it
     assert len(with_it) < 1_000
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda: torch.ones(2, 3), "Tensor(torch.float32, (2, 3))"),
+        (lambda: torch.nn.Parameter(torch.ones(2)), "Parameter(torch.float32, (2,))"),
+        (lambda: np.ones((2, 3)), "ndarray(float64, (2, 3))"),
+        (lambda: np.float32(2), "2.0"),
+        (lambda: FakeTensorMode().from_tensor(torch.ones(2)), "Tensor(torch.float32, (2,))"),
+        (lambda: FakeTensorMode().from_tensor(torch.nn.Parameter(torch.ones(2))), "Parameter(torch.float32, (2,))"),
+    ],
+)
+def test_tensors_and_arrays_stand_by_class_dtype_and_shape(made: Callable[[], Any], text: str) -> None:
+    assert CodeText().text_of(made()) == text
+
+
+def test_a_spread_tensor_stands_by_placements_and_mesh() -> None:
+    distributed = pytest.importorskip("torch.distributed.tensor")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (2,))
+        weight = torch.nn.Parameter(distributed.distribute_tensor(torch.ones(4, 3), mesh, [distributed.Shard(0)]))
+        assert CodeText().text_of(weight) == "DTensor(torch.float32, (4, 3), (Shard(dim=0),) on a mesh of (2,))"
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_what_holds_itself_is_read_once() -> None:
