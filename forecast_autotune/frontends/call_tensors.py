@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..core.signal_handlers import raised_by_signal_handler
+from ..measure.copies import kind_beyond_torch, kind_without_copy
 from ..measure.slots import PLAIN
 from ..measure.state import state_reached, tensors_reached
 
@@ -151,4 +152,6 @@ def why_untuned(values: Sequence[Any], names: Sequence[str] | None) -> str:
             return f"{name} is a tensor that is quantized"
         if tensor.is_conj() or tensor.is_neg():
             return f"{name} is a conjugate or negative view: its memory holds other numbers than it shows"
+        if kind_without_copy(tensor) is None and (kind := kind_beyond_torch(tensor)):
+            return f"{name} is a tensor that is {kind}"
     return ""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..core.config_errors import raised
+from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError
 from ..processes.machine import usable_memory_bytes
 from .buffers import ALIGNMENT, Buffer, Buffers, guarded_copy, memory_of, view_of
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 COPIES = 4  # of each argument: what candidates run on, what it held, what a run left there, and what is compared
 TEMPORARY_BYTES = 512 << 20  # at most, beside the copies
+_SUB_BYTE = re.compile(r"torch\.u?int[1-7]")  # torch has these dtypes for compilers, and no operators for them
 Values = tuple[tuple[Any, ...], dict[str, Any]]
 """What a candidate is called with, by position and by name."""
 
@@ -34,6 +38,21 @@ def _ignore(name: str, container: Any) -> None:
 
 class UnportableError(AutotuneError):
     """An argument cannot be copied for a trial; the message names it and says what can be."""
+
+
+@contextmanager
+def _failed_copies_are_refused() -> Iterator[None]:
+    """Raise `UnportableError` for whatever copying raises: that is no config's failure."""
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
+        raise UnportableError(
+            f"configs are tried on copies of the arguments, and copying these fails: {raised(err)}"
+        ) from err
 
 
 class CopiedArguments(Buffers):
@@ -55,6 +74,7 @@ class CopiedArguments(Buffers):
         UnportableError: a tensor cannot be copied, or memory is short.
     """
 
+    @_failed_copies_are_refused()
     def __init__(
         self,
         args: Sequence[Any],
@@ -93,6 +113,8 @@ class CopiedArguments(Buffers):
         copied = {id(t) for t in tensors.values()} - set(map(id, also_reached))
         own = {n: t for n, t in (state or {}).items() if id(t) not in copied}
         self._state_leaves = [(n, t, t.grad) for n, t in own.items() if t.requires_grad and t.is_leaf]
+        for name, tensor in own.items():
+            refuse_what_has_no_copy(name, tensor)
         refuse_shortage(tensors.values(), own.values())
         self._buffer_of: dict[int, Buffer] = {}
         for key, group in groups.items():
@@ -115,6 +137,7 @@ class CopiedArguments(Buffers):
             buffer = self._buffer_of[_key(tensors[name])]
             buffer.restored = True
             buffer.restore()
+        self.values()  # what cannot be made now could not be made for any config
 
     @property
     def changed(self) -> bool:
@@ -281,9 +304,10 @@ class BorrowedArguments(Buffers):
     Nothing is looked at; what the user names is put back before every run, or filled with zeros.
 
     Raises:
-        UnportableError: memory is short for copies of what is to be restored.
+        UnportableError: what is to be restored cannot be copied, or memory is short for it.
     """
 
+    @_failed_copies_are_refused()
     def __init__(
         self,
         args: Sequence[Any],
@@ -382,13 +406,23 @@ def kind_without_copy(tensor: torch.Tensor) -> str | None:
     return next((kind for kind, is_so in kinds.items() if is_so), None)
 
 
+def kind_beyond_torch(tensor: torch.Tensor) -> str | None:
+    """What a dense tensor is that torch itself cannot copy; None for any other.
+
+    Freed is one whose storage has no bytes left, as FSDP leaves weights between their uses.
+    """
+    if _SUB_BYTE.fullmatch(str(tensor.dtype)):
+        return f"of {str(tensor.dtype).removeprefix('torch.')}, which torch does not copy"
+    return "freed" if tensor.numel() and not tensor.untyped_storage().nbytes() else None
+
+
 def refuse_what_has_no_copy(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor that cannot be copied.
 
     Raises:
         UnportableError: it cannot.
     """
-    if kind := kind_without_copy(tensor):
+    if kind := kind_without_copy(tensor) or kind_beyond_torch(tensor):
         raise UnportableError(f"{name} is a tensor that is {kind}: configs are tried on copies, of dense tensors")
 
 

@@ -18,7 +18,7 @@ import torch
 from faults.threads import alone
 
 from forecast_autotune.measure.buffers import nudged, stand_in
-from forecast_autotune.measure.copies import CopiedArguments, UnportableError
+from forecast_autotune.measure.copies import BorrowedArguments, CopiedArguments, UnportableError
 from forecast_autotune.measure.state import tensors_reached
 
 
@@ -165,6 +165,24 @@ def test_a_tensor_made_in_inference_mode_is_copied_outside_of_it() -> None:
     assert x.tolist() == [1.0] * 3
 
 
+def freed(tensor: Any) -> Any:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+class Unasked(torch.Tensor):
+    def is_conj(self) -> bool:
+        raise ValueError("not me")
+
+
+@dataclass
+class Uncopied:
+    x: Any
+
+    def __copy__(self) -> Uncopied:
+        raise ValueError("not me")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own: betas, and what it gives up
 @pytest.mark.parametrize(
     ("make", "says"),
@@ -174,6 +192,10 @@ def test_a_tensor_made_in_inference_mode_is_copied_outside_of_it() -> None:
         (lambda: torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.qint8), "argument 0 .* is quantized"),
         (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "argument 0 .* is nested"),
         (lambda: torch.ones(2, device="meta"), "argument 0 is a tensor that is without data"),
+        (lambda: torch.ones(2, dtype=torch.uint8).view(torch.uint4), "argument 0 is a tensor that is of uint4"),
+        (lambda: freed(torch.ones(2)), "argument 0 is a tensor that is freed"),
+        (lambda: torch.ones(2).as_subclass(Unasked), "copying these fails: ValueError: not me"),
+        (lambda: Uncopied(torch.ones(2)), "copying these fails: ValueError: not me"),
         (lambda: np.ones(3), "argument 0 is a NumPy array"),
         (lambda: [{"x": np.ones(3)}], r"argument 0\[0\]\['x'\] is a NumPy array"),
         (lambda: type("Pointer", (), {"data_ptr": lambda self: 0})(), "argument 0 is a Pointer"),
@@ -182,6 +204,13 @@ def test_a_tensor_made_in_inference_mode_is_copied_outside_of_it() -> None:
 def test_what_cannot_be_copied_is_refused_by_name(make: Callable[[], Any], says: str) -> None:
     with pytest.raises(UnportableError, match=says):
         copies_of(make())
+
+
+def test_state_and_borrowed_tensors_that_cannot_be_copied_are_refused() -> None:
+    with pytest.raises(UnportableError, match="w is a tensor that is freed"):
+        CopiedArguments((), state={"w": freed(torch.ones(2))})
+    with pytest.raises(UnportableError, match="copying these fails"):
+        BorrowedArguments((), {}, restored={"w": freed(torch.ones(2))}, zeroed={})
 
 
 def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> None:
