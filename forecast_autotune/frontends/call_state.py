@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..core.module_names import module_name
 from ..processes.machine import usable_cores
 from .call_tensors import holds_leaves, is_fake, leaves_of_call, tensors_of_call
-from .keys import NoKeyError
+from .keys import NoKeyError, ProxyError
 from .reached import ReachedByCalls
 
 ALIGNED = 64  # bytes: the widest vector load there is, AVX-512's; a GPU's are 16 or 32
@@ -97,12 +97,13 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
 
     It returns None under a transform of torch.func and in forward-mode autograd: a tensor stands for several there, or
     carries a derivative, and a variant may lose either. It raises what torch raises where a tensor has no address, as a
-    sparse one has none, and `NoKeyError` for a fake tensor and for a conjugate or negative view.
+    sparse one has none, `NoKeyError` for a fake tensor and for a conjugate or negative view, and `ProxyError`.
     """
     import torch
     from torch._C import _is_any_autocast_enabled as any_autocast
     from torch._C._functorch import maybe_current_level as transforms
     from torch.autograd import forward_ad
+    from torch.fx import Proxy
 
     tensor, grad_enabled, threads = torch.Tensor, torch.is_grad_enabled, torch.get_num_threads
     dense, plain, module = frozenset({tensor, torch.nn.Parameter}), _plain_kinds(), torch.nn.Module
@@ -127,6 +128,8 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
                         return state(leaves_of_call(values))
                     if isinstance(value, module):
                         modules.append(value)
+                    elif issubclass(kind, Proxy):
+                        raise ProxyError("torch.fx traces the call")
                     continue
                 if is_fake(value):
                     raise NoKeyError("an argument is a fake tensor")

@@ -24,6 +24,10 @@ class NoKeyError(AutotuneError):
     """An argument that no key can hold; its call is not tuned."""
 
 
+class ProxyError(NoKeyError):
+    """An argument stands for a value that torch.fx traces: whatever it were asked would become part of the graph."""
+
+
 def parse_signature(signature: str | Sequence[str], function: str) -> tuple[str, ...]:
     """Argument names from `"a, b, out"` or a list of names.
 

@@ -29,7 +29,7 @@ from .call_tensors import (
 from .deciding import untraced
 from .dispatch import Dispatcher, FrontDoor
 from .key_table import Entry
-from .keys import NoKeyError, as_names, key_as_json, make_key_function, without_nan
+from .keys import NoKeyError, ProxyError, as_names, key_as_json, make_key_function, without_nan
 from .learnable_callable import current_stream
 from .online.learning import Learning
 from .reached import ReachedByCalls
@@ -271,6 +271,9 @@ class TunedCallable:
         """
         if not isinstance(err, NoKeyError) and raised_by_signal_handler(err):
             raise err
+        if isinstance(err, ProxyError):
+            self.note_untuned(str(err))
+            return None
         if hold_no_data(values):
             try:
                 key = (state_without_data(values, self._reached), self._key(*values))

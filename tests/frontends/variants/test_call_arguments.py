@@ -670,6 +670,20 @@ def test_a_freed_weight_that_variants_fill_is_no_configs_failure() -> None:
     assert not tuned.outcomes((x,))
 
 
+@pytest.mark.parametrize("key", [None, "x", lambda x, more: (x.shape, x.dtype)])
+def test_what_torch_fx_traces_is_the_default_alone(key: Any) -> None:
+    def default(x: Any, more: Any) -> Any:
+        return x.sin() + more[0]
+
+    tuned = fa.variants([default, lambda x, more: more[0] + x.sin()], key=key)
+    with pytest.warns(TuningWarning, match="runs its default where it cannot be tuned: torch.fx traces the call"):
+        graph = torch.fx.symbolic_trace(lambda x, y: tuned(x, more=[y]))
+    assert [str(node.target).rpartition(".")[2] for node in graph.graph.nodes] == [
+        "x", "y", "sin", "<built-in function add>", "output",
+    ]  # fmt: skip
+    assert not tuned.decisions
+
+
 class Mode(enum.Enum):
     FAST = 1
 
