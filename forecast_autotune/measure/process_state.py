@@ -10,9 +10,11 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..core.signal_handlers import raised_by_signal_handler
 
 log = logging.getLogger(__name__)
 
@@ -35,10 +37,11 @@ def preserve_process_state(*, draws: bool = True) -> Iterator[None]:
             left alone: other threads draw from them.
     """
     parts = [*_of_this_thread(), *(_randomness() if draws else ()), *(_of_the_process() if is_only_thread() else ())]
-    with contextlib.ExitStack() as way_out:
-        for put, before in _read(parts):
-            way_out.callback(_put_back, put, before)
+    kept = _read(parts)
+    try:
         yield
+    finally:
+        _put_back(kept)
 
 
 class RandomState:
@@ -53,24 +56,42 @@ class RandomState:
 
     def put_back(self) -> None:
         """Have every generator draw on from there."""
-        for put, before in self._kept:
-            _put_back(put, before)
+        _put_back(self._kept)
 
 
 def _read(parts: Iterable[tuple[Read, Put]]) -> list[tuple[Put, Any]]:
     """What is there now, with how it is put back; without what cannot be read."""
     kept = []
     for read, put in parts:
-        with contextlib.suppress(Exception):  # such as a folder that was removed: there is no way back to it
+        with _passed_over():  # such as a folder that was removed: there is no way back to it
             kept.append((put, read()))
     return kept
 
 
-def _put_back(put: Put, before: Any) -> None:
+def _put_back(kept: Sequence[tuple[Put, Any]]) -> None:
+    """Put back what was there, whatever a handler of signals raises meanwhile: that is raised afterwards."""
     try:
-        put(before)
+        _put_back_once(kept)
+    except BaseException:
+        _put_back_once(kept)  # the signal may have come anywhere
+        raise
+
+
+def _put_back_once(kept: Sequence[tuple[Put, Any]]) -> None:
+    for put, before in reversed(kept):
+        with _passed_over():
+            put(before)
+
+
+@contextlib.contextmanager
+def _passed_over() -> Iterator[None]:
+    """What cannot be read or put back is left as it is; what a handler of signals raises is the program's."""
+    try:
+        yield
     except Exception as err:
-        log.debug("what a candidate may have changed cannot be put back: %s: %s", type(err).__name__, err)
+        if raised_by_signal_handler(err):
+            raise
+        log.debug("what a candidate may change cannot be read or put back: %s: %s", type(err).__name__, err)
 
 
 def is_only_thread() -> bool:
@@ -83,7 +104,7 @@ def _if_changed(read: Read, put: Put) -> tuple[Read, Put]:
     """Put back only what changed or cannot be read: setting it has a price."""
 
     def put_if_changed(before: Any) -> None:
-        with contextlib.suppress(Exception):
+        with _passed_over():
             if read() == before:
                 return
         put(before)
@@ -162,7 +183,7 @@ def _of_the_process() -> Iterator[tuple[Read, Put]]:
 
 def _umask() -> int:
     """The umask; read where it can be, for while it is set to learn it, a library's own thread may make a file."""
-    with contextlib.suppress(OSError, StopIteration):
+    with _passed_over():
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
     umask = os.umask(0o077)

@@ -6,6 +6,7 @@ The lines go where stderr goes, or into a notebook's cell; stdout is never writt
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import contextvars
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from ..core.decision import Decision
 from ..core.forks import after_fork_in_child
 from ..core.job import Job, Progress
+from ..core.signal_handlers import raised_by_signal_handler
 from .progress_text import TunedKey, closing_line, live_line, summary_line, tuned_key
 from .screens import Screen, Terminal, screen_for
 
@@ -86,7 +88,11 @@ def show_progress(name: str) -> Iterator[Run | None]:
         _board.enter(run)
         yield run
     finally:
-        _board.leave(run)
+        try:
+            _board.leave(run)
+        except BaseException:
+            _board.leave(run)  # a handler of signals has broken that off
+            raise
 
 
 def _is_wanted() -> bool:
@@ -106,7 +112,9 @@ def _harmless(method: Callable[..., None]) -> Callable[..., None]:
     def harmless(*args: object) -> None:
         try:
             method(*args)
-        except Exception:
+        except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
             log.debug("progress is not shown", exc_info=True)
 
     return harmless
@@ -264,9 +272,9 @@ class _Board:
         return None if any(still.values()) else self.tick
 
     def _stop_ticker(self) -> None:
-        ticker, self._ticker = self._ticker, None
-        if ticker is not None:
-            ticker.stop()
+        if self._ticker is not None:
+            self._ticker.stop()
+            self._ticker = None  # not before: a handler of signals may break that off
 
 
 class _Ticker(threading.Thread):
@@ -277,8 +285,27 @@ class _Ticker(threading.Thread):
         self.action = action
         self._board = board
         self._again = again
+        self._begun = threading.Lock()
+        self._begun.acquire()
         self._stopped = threading.Event()
         self._context = contextvars.copy_context()  # in which a notebook's cell stands
+
+    def start(self) -> None:
+        """Have it begin, and wait until it has.
+
+        Another thread starts it: handlers of signals run in the main one, and what they raise would leave `Thread.start`
+        half done.
+        """
+        _thread.start_new_thread(self._start_whole, ())
+        self._begun.acquire()
+
+    def _start_whole(self) -> None:
+        try:
+            super().start()
+        except RuntimeError:
+            log.debug("no thread to be had", exc_info=True)
+        finally:
+            self._begun.release()
 
     def run(self) -> None:
         """Wait and act."""

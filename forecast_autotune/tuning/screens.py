@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ..core.signal_handlers import raised_by_signal_handler
+
 ERASED = "\r\x1b[K"  # the terminal's current line
 
 
@@ -94,15 +96,18 @@ class Terminal:
 
     def release(self) -> None:
         """Give the streams back as they were, and write nothing."""
-        guarded, self._guarded = self._guarded, {}
-        for stream, ours, theirs in guarded.values():
-            with contextlib.suppress(Exception):
+        for stream, ours, theirs in self._guarded.values():
+            try:
                 if stream.write is not ours:  # another stands in its place since
                     continue
                 with contextlib.suppress(AttributeError, TypeError):
                     del stream.write
                 if getattr(stream, "write", None) != theirs:  # a program's own, in the place of its class's
                     stream.write = theirs
+            except Exception as err:
+                if raised_by_signal_handler(err):
+                    raise
+        self._guarded = {}
 
     def _erase(self) -> None:
         if self._is_drawn:
@@ -121,15 +126,21 @@ class Terminal:
             if id(stream) not in self._guarded:  # kept by somebody since
                 return theirs(*args, **kwargs)
             with self._lock:
-                with contextlib.suppress(Exception):
+                try:
                     self._erase()
                     text = args[0]
                     self._in_line = not text.endswith("\n") if text else self._in_line
+                except Exception as err:
+                    if raised_by_signal_handler(err):
+                        raise
                 return theirs(*args, **kwargs)
 
-        with contextlib.suppress(Exception):  # a stream of another make
+        try:
             stream.write = guarded
             self._guarded[id(stream)] = stream, guarded, theirs
+        except Exception as err:  # a stream of another make
+            if raised_by_signal_handler(err):
+                raise
 
 
 class Lines:

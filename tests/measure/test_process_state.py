@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from deadline import DeadlineError, deadline_in
 from faults.threads import alone
 
 from forecast_autotune.measure import process_state
@@ -155,3 +156,36 @@ def test_a_folder_that_is_gone_is_no_candidates_failure(tmp_path: Path) -> None:
     with preserve_process_state():
         os.environ["MEDDLED"] = "1"
     assert "MEDDLED" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (random, "getstate", 1),
+        (Path, "read_text", 1),
+        (random, "setstate", 1),
+        (torch, "get_num_threads", 2),  # to see whether it has changed
+        (process_state, "_set_environment", 1),
+    ],
+)
+def test_what_a_handler_of_signals_raises_is_raised_once_all_is_put_back(owner: Any, name: str, call: int) -> None:
+    @preserve_process_state()
+    def candidate() -> None:
+        meddle()
+        random.random()
+
+    before, numbers = shared(), random.getstate()
+    with deadline_in(owner, name, call=call), pytest.raises(DeadlineError):
+        candidate()
+    assert shared() == before
+    assert random.getstate() == numbers
+
+
+def test_what_a_handler_of_signals_raises_does_not_keep_generators_from_being_put_back() -> None:
+    numbers = random.getstate()
+    with deadline_in(random, "setstate"):
+        state = RandomState()
+        random.random()
+        with pytest.raises(DeadlineError):
+            state.put_back()
+    assert random.getstate() == numbers

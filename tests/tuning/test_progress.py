@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from collecting import without_collecting
 from contracts.store_contract import a_decision, a_job
+from deadline import DeadlineError, deadline_in
 from recorded import job_of
 from small_runs import Fixed, Memory, recorded_as
 from terminal import screen_after, shown_by
@@ -37,6 +38,7 @@ from forecast_autotune.tuning import progress
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
 from forecast_autotune.tuning.progress import Run, show_progress
+from forecast_autotune.tuning.screens import Terminal
 
 CPU = Hardware(kind="cpu", name="a CPU")
 SPACE = Space([{"LANES": lanes, "FAST": 1} for lanes in (1, 4, 16)])
@@ -692,6 +694,58 @@ def test_ctrl_c_ends_the_program_and_takes_the_line_down(tmp_path: Path) -> None
     assert screen_after(sent)[-1] == "KeyboardInterrupt"
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (progress._Board, "_current_screen"),
+        (threading, "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"),
+        (progress._Ticker, "stop"),
+        (threading.Thread, "join"),
+        (Stream, "write"),
+        (Terminal, "release"),
+    ],
+)
+def test_what_a_handler_of_signals_raises_reaches_the_program_and_leaves_nothing(
+    owner: Any, name: str, terminal: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+
+    def tune() -> None:
+        with show_progress("a kernel") as run:
+            tell(run, timing=True)
+            close(run)
+
+    with deadline_in(owner, name), pytest.raises(DeadlineError):
+        tune()
+    assert not progress._board._runs
+    assert not [t for t in threading.enumerate() if t.name == "forecast_autotune_progress"]
+    assert "write" not in vars(terminal)
+    assert not unraisable
+
+
+@pytest.mark.parametrize("name", ["__setattr__", "__delattr__"])
+def test_a_signal_while_a_streams_write_is_exchanged_is_not_lost(
+    name: str, terminal: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stream, name, getattr(object, name), raising=False)
+
+    def tune() -> None:
+        with show_progress("a kernel") as run:
+            tell(run, timing=True)
+
+    with deadline_in(Stream, name), pytest.raises(DeadlineError):
+        tune()
+    assert "write" not in vars(terminal)
+
+
+def test_a_signal_while_the_line_gives_way_to_a_programs_own_text_is_not_lost(terminal: Stream) -> None:
+    with show_progress("a kernel") as run:
+        tell(run, timing=True)
+        with deadline_in(Terminal, "_erase"), pytest.raises(DeadlineError):
+            terminal.write("their own")
+
+
 LEFT_ALONE = """
 def tune():
     with show_progress("kernel slow"):
@@ -712,6 +766,7 @@ def test_a_reader_that_is_gone_leaves_the_exit_code_alone(tmp_path: Path) -> Non
     program = """
 import os, sys
 from contracts.store_contract import a_decision, a_job
+from deadline import DeadlineError, deadline_in
 from forecast_autotune.tuning import progress
 sys.stdin.readline()
 for n in range(6):
