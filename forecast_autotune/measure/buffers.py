@@ -250,10 +250,13 @@ class Buffers:
             return None
         return next((overrun for b in self.buffers if (overrun := b.overrun())), None)
 
-    def holding(self, tensor: torch.Tensor) -> list[str]:
-        """Names of the arguments in whose memory a tensor lies."""
-        start = tensor.untyped_storage().data_ptr()
-        return [b.name for b in self.buffers if start and b.memory.untyped_storage().data_ptr() == start]
+    def names_by_storage(self) -> dict[int, list[str]]:
+        """Names of the arguments by the address of the storage that they lie in."""
+        names: dict[int, list[str]] = {}
+        for buffer in self.buffers:
+            if start := buffer.memory.untyped_storage().data_ptr():
+                names.setdefault(start, []).append(buffer.name)
+        return names
 
     def gradients(self, returned: Sequence[torch.Tensor]) -> Mapping[str, torch.Tensor] | str:  # noqa: ARG002
         """What a run's gradients are, by what they reach, or why there are none; of arguments in a child, nothing."""

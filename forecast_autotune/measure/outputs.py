@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class Outputs:
 def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
     """What a run produced that has just ended. What the default is known to write counts, changed or not."""
     arguments.detect_writes()
-    tensors: list[torch.Tensor] = []
-    form = _form(returned, tensors, arguments, ())
+    seen = _SeenTensors(arguments)
+    form, tensors = _form(returned, seen, ()), seen.tensors
     written = [b for b in arguments.buffers if b.touched or b.written]
     left = arguments.left()
     copies = [_dense(t.detach()).clone() for t in (*tensors, *(t for _, t in left))]
@@ -69,14 +70,13 @@ def shared_memory(one: Any, another: Any, arguments: Buffers) -> list[torch.Tens
 
     Both calls' results must be alive.
     """
-    tensors: list[torch.Tensor] = []  # all held: numbers become tensors, whose addresses would be given away
-    _form(one, tensors, arguments, ())
-    count = len(tensors)
-    _form(another, tensors, arguments, ())
-    own = [_has_memory(t) and not arguments.holding(t) for t in tensors]
-    starts = [t.untyped_storage().data_ptr() if is_own else 0 for t, is_own in zip(tensors, own, strict=True)]
-    earlier = set(starts[:count]) - {0}
-    return [t for t, start in zip(tensors[count:], starts[count:], strict=True) if start in earlier]
+    seen = _SeenTensors(arguments)
+    _form(one, seen, ())
+    count = len(seen.tensors)
+    _form(another, seen, ())
+    earlier = set(seen.storages[:count]) - {0, *seen.holders}
+    later = zip(seen.tensors[count:], seen.storages[count:], strict=True)
+    return [tensor for tensor, storage in later if storage in earlier]
 
 
 def has_tensors(value: Any, within: tuple[int, ...] = ()) -> bool:
@@ -100,25 +100,48 @@ def opaque_in(form: Any) -> str | None:
     return next((kind for part in inner if (kind := opaque_in(part))), None)
 
 
-def _form(value: Any, tensors: list[torch.Tensor], arguments: Buffers, within: tuple[int, ...]) -> Any:
+class _SeenTensors:
+    """The tensors of results in their order. All are held: numbers become tensors, whose addresses would be given away.
+
+    Attributes:
+        storages: the address of each one's storage; 0 without one.
+        first: the index of the first tensor in each storage.
+        holders: names of the arguments that lie in a storage.
+    """
+
+    def __init__(self, arguments: Buffers) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.storages: list[int] = []
+        self.first: dict[int, int] = {}
+        self.holders = arguments.names_by_storage()
+
+    def add(self, tensor: torch.Tensor) -> int:
+        """Append one. Returns its index."""
+        index, storage = len(self.tensors), tensor.untyped_storage().data_ptr() if _has_memory(tensor) else 0
+        self.tensors.append(tensor)
+        self.storages.append(storage)
+        self.first.setdefault(storage, index)
+        return index
+
+
+def _form(value: Any, seen: _SeenTensors, within: tuple[int, ...]) -> Any:
     """See `Outputs.form`; `within` are the identities of what holds the value."""
     import torch
 
     kind = type(value).__qualname__
     if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return {"tensor": len(tensors) - 1, "class": kind, **_place(value, tensors, arguments)}
+        index = seen.add(value)
+        return {"tensor": index, "class": kind, **_place(index, seen)}
     if (number := _as_tensor(value)) is not None:
-        tensors.append(number)
-        return {"kind": kind, "tensor": len(tensors) - 1}
+        return {"kind": kind, "tensor": seen.add(number)}
     if id(value) in within:
         return {"kind": kind, "value": f"what holds it, {len(within) - within.index(id(value))} above"}
     within = (*within, id(value))
     if isinstance(value, Mapping):
         names = sorted(value, key=repr)  # an order that does not depend on who made it
-        return {"kind": kind, "keys": {repr(n): _form(value[n], tensors, arguments, within) for n in names}}
+        return {"kind": kind, "keys": {repr(n): _form(value[n], seen, within) for n in names}}
     if isinstance(value, (list, tuple)):
-        return {"kind": kind, "items": [_form(v, tensors, arguments, within) for v in value]}
+        return {"kind": kind, "items": [_form(v, seen, within) for v in value]}
     if isinstance(value, _PLAIN) or (type(value).__module__ == "torch" and kind in _TORCH):
         return {"kind": kind, "value": repr(value)}
     if isinstance(value, (set, frozenset)) and all(isinstance(v, _PLAIN) for v in value):
@@ -127,7 +150,7 @@ def _form(value: Any, tensors: list[torch.Tensor], arguments: Buffers, within: t
         return {"kind": kind, "value": repr(value.tolist())}
     if (held := _attributes(value)) is None:
         return {"kind": kind, "opaque": True}
-    return {"kind": kind, "keys": {n: _form(v, tensors, arguments, within) for n, v in held.items()}}
+    return {"kind": kind, "keys": {n: _form(v, seen, within) for n, v in held.items()}}
 
 
 def _as_tensor(value: Any) -> torch.Tensor | None:
@@ -161,8 +184,9 @@ def _names(slots: Any) -> Sequence[str]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _place(tensor: torch.Tensor, tensors: Sequence[torch.Tensor], arguments: Buffers) -> dict[str, Any]:
+def _place(index: int, seen: _SeenTensors) -> dict[str, Any]:
     """How a tensor lies in memory, and in whose."""
+    tensor, storage = seen.tensors[index], seen.storages[index]
     place: dict[str, Any] = {
         "followed": tensor.requires_grad,
         "inference": tensor.is_inference(),  # which autograd cannot save
@@ -172,10 +196,9 @@ def _place(tensor: torch.Tensor, tensors: Sequence[torch.Tensor], arguments: Buf
         return place
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     place["stride"] = [stride if size > 1 and tensor.numel() else 0 for size, stride in pairs]
-    place["within"] = arguments.holding(tensor)
-    start = tensor.untyped_storage().data_ptr()
-    same = (i for i, t in enumerate(tensors[:-1]) if _has_memory(t))
-    place["shares"] = next((i for i in same if start and tensors[i].untyped_storage().data_ptr() == start), None)
+    place["within"] = seen.holders.get(storage, [])
+    first = seen.first[storage]
+    place["shares"] = first if storage and first < index else None
     return place
 
 
@@ -208,6 +231,8 @@ def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> G
         # A part of the graph may be the program's own, made before the call: it is to be walked again.
         gradients = torch.autograd.grad(ends, leaves, [_weights(t) for t in ends], retain_graph=True, allow_unused=True)
     except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
         return f"{type(err).__name__}: {err}"
     pairs = zip(leaves, gradients, strict=True)
     return {names.get(id(v), f"a tensor at {id(v):#x}"): g.detach() for v, g in pairs if g is not None}
