@@ -13,6 +13,7 @@ from ..core.outcome import Failure
 from ..core.text import plain
 from .decision_rule import Findings, none_ran_text
 from .noise import noise_log
+from .progress_text import workload_text
 
 log = logging.getLogger(__name__)
 failures_log = logging.getLogger("forecast_autotune.tuner.failures")  # a public name, whatever this module is called
@@ -25,7 +26,7 @@ def warn_that_none_ran(findings: Findings) -> None:
     """Warn that no config tried runs, so that the default is launched untimed; say why it failed."""
     job, default = findings.job, findings.outcomes.get(findings.job.space.default)
     why = f"; it failed: {default.message}" if isinstance(default, Failure) else ""
-    log.warning("%s: %s, so the first is launched%s", job.workload, none_ran_text(findings), why)
+    log.warning("%s: %s, so the first is launched%s", workload_text(job.workload), none_ran_text(findings), why)
 
 
 def report_failures(findings: Findings) -> None:
@@ -52,7 +53,7 @@ def report_failures(findings: Findings) -> None:
     failures_log.log(
         logging.WARNING if odd else logging.INFO,
         "%s: %d of %d configs tried failed, %d of them like %s at %s: %s%s",
-        job.workload,
+        workload_text(job.workload),
         len(failed),
         len(tried),
         count,

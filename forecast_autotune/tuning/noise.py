@@ -6,6 +6,7 @@ import logging
 import statistics
 
 from ..core.outcome import Measurement
+from .progress_text import workload_text
 from .state import RunState
 
 noise_log = logging.getLogger("forecast_autotune.tuner.noise")  # a public name, like that of failures
@@ -30,7 +31,7 @@ def report_noise(state: RunState) -> None:
     spread, drift = spread_of(default.samples_us), abs(state.drift)
     if max(spread, drift) < NOISY:
         return
-    _warned_of.append(str(state.job.workload))
+    _warned_of.append(workload_text(state.job.workload))
     facts = []
     if spread >= NOISY:
         low, _, high = statistics.quantiles(default.samples_us, n=4, method="inclusive")
@@ -40,7 +41,7 @@ def report_noise(state: RunState) -> None:
     noise_log.warning(
         "%s: times of the default vary by %s %% on this machine (%s): choices below that are luck. Let nothing else "
         "run while it tunes; this is said once",
-        state.job.workload,
+        workload_text(state.job.workload),
         f"{100 * max(spread, drift):,.0f}",
         ", ".join(facts),
     )

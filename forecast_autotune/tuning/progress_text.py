@@ -15,6 +15,7 @@ from ..core.figures import as_duration, short
 from ..core.job import Job, Progress
 from ..core.space import Space
 from ..core.text import plain
+from ..core.workload import Workload
 
 MIN_NAME = 7  # characters that stay of a name which is cut
 MAX_KEY = 60  # characters of a key
@@ -42,7 +43,7 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
     name = plain(job.workload.program.name)
     return TunedKey(
         name=name,
-        key=cut(plain(str(job.workload)).removeprefix(name), MAX_KEY),
+        key=_key_text(job.workload),
         digest=short(job.digest),
         config=plain(varying_knobs(decision.config, job.space)),
         gain=_gain(job, decision),
@@ -53,6 +54,16 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
         explored_s=decision.explored_s,
         is_stored=is_stored,
     )
+
+
+def workload_text(workload: Workload) -> str:
+    """A workload as warnings name it: in one line, with its key cut where it is long."""
+    return plain(workload.program.name) + _key_text(workload)
+
+
+def _key_text(workload: Workload) -> str:
+    """A workload's key in brackets, as it follows the name; cut where it is long."""
+    return cut(plain(str(workload).removeprefix(workload.program.name)), MAX_KEY)
 
 
 def _gain(job: Job, decision: Decision) -> str:
@@ -147,11 +158,16 @@ def fitted(name: str, rest: str, columns: int | None) -> str:
 
 def cut(text: str, columns: int | None) -> str:
     """A text that ends in three dots where it does not fit the columns."""
-    if columns is None or cells(text) <= columns:
+    if columns is None:
         return text
-    while text and cells(text) > columns - 3:
-        text = text[:-1]
-    return f"{text}..."
+    width = kept = 0
+    for count, character in enumerate(text, 1):
+        width += cells(character)
+        if width <= columns - 3:
+            kept = count
+        if width > columns:
+            return f"{text[:kept]}..."
+    return text
 
 
 def cells(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from recorded import job_of
@@ -33,6 +34,15 @@ def test_configs_that_fail_oddly_are_named_in_one_warning(
     assert reason in warning
     assert "\n" not in warning
     assert f"forecast-autotune show {job_of(of).digest[:10]}" in warning
+
+
+@pytest.mark.parametrize("times_us", [[100, WRONG, 80], [WRONG, WRONG]], ids=["some failed", "none ran"])
+def test_a_long_key_is_cut(times_us: list[float | Failure], caplog: pytest.LogCaptureFixture) -> None:
+    of = recorded_as(times_us)
+    decide(replace(of, workload=replace(of.workload, key={"xs": list(range(10_000))})))
+    (warning,) = loud(caplog)
+    assert warning.startswith(f"{of.workload.program.name}(xs=[0, 1, 2, ")
+    assert len(warning) < 400
 
 
 @pytest.mark.parametrize("failing", [1, 2])

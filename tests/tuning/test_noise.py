@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import random
+from dataclasses import replace
 
 import pytest
 from recorded import measurement
@@ -36,6 +37,14 @@ def test_it_is_told_once_in_a_process(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         decide(recorded_as([Measurement(samples_us=(50, 60, 90, 150, 190)), 70.0]))
     assert len(told(caplog)) == 1
+
+
+def test_a_long_key_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    of = recorded_as([Measurement(samples_us=(80, 80, 90, 100, 110, 120, 120)), 70.0])
+    decide(replace(of, workload=replace(of.workload, key={"xs": list(range(10_000))})))
+    (line,) = told(caplog)
+    assert line.startswith(f"{of.workload.program.name}(xs=[0, 1, 2, ")
+    assert len(line) < 400
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,11 @@ from forecast_autotune.core.outcome import Outcome
 from forecast_autotune.core.space import Space
 from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
-from forecast_autotune.tuning import progress
+from forecast_autotune.tuning import progress, progress_text
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
 from forecast_autotune.tuning.progress import Run, show_progress
+from forecast_autotune.tuning.progress_text import cells, cut
 from forecast_autotune.tuning.screens import Terminal
 
 CPU = Hardware(kind="cpu", name="a CPU")
@@ -306,6 +307,31 @@ def test_a_key_is_named_where_it_fits_and_cut_where_it_is_long(
     assert named.startswith("scale.twice(size_0=0, size_1=1, ")
     assert named.endswith("...")
     assert len(named) == len("scale.twice") + 60
+
+
+def test_a_long_text_is_cut_without_being_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(progress_text, "cells", lambda text: lengths.append(len(text)) or cells(text))  # type: ignore[func-returns-value]
+    assert cut("a b" * 1_000, 60) == "a b" * 19 + "..."
+    assert sum(lengths) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "shown"),
+    [
+        ("whole", 5, "whole"),
+        ("too long", 7, "too ..."),
+        ("漢字漢字", 8, "漢字漢字"),
+        ("漢字漢字", 7, "漢字..."),
+        ("漢字漢字", 6, "漢..."),
+        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
+        ("e\u0301e\u0301e\u0301e\u0301e", 4, "e\u0301..."),
+        ("long", 2, "..."),
+        ("", 0, ""),
+    ],
+)
+def test_a_text_is_cut_by_the_columns_that_its_characters_take(text: str, columns: int, shown: str) -> None:
+    assert cut(text, columns) == shown
 
 
 @pytest.mark.usefixtures("at_once")
@@ -767,7 +793,7 @@ def test_a_reader_that_is_gone_leaves_the_exit_code_alone(tmp_path: Path) -> Non
 import os, sys
 from contracts.store_contract import a_decision, a_job
 from deadline import DeadlineError, deadline_in
-from forecast_autotune.tuning import progress
+from forecast_autotune.tuning import progress, progress_text
 sys.stdin.readline()
 for n in range(6):
     with progress.show_progress("a kernel") as run:
