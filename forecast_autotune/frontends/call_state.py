@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -211,13 +210,20 @@ def _autocast_dtype(device: str) -> Any:
 
 
 def _overlaps(tensors: Sequence[Any]) -> tuple[tuple[int, int, bool], ...]:
-    """See `CallState.overlaps`."""
-    pairs = []
-    extents = enumerate(map(_extent, tensors))
-    for (i, (a_start, a_end)), (j, (b_start, b_end)) in itertools.combinations(extents, 2):
-        if a_start < b_end and b_start < a_end:
-            pairs.append((i, j, a_start == b_start) if a_start <= b_start else (j, i, False))
-    return tuple(pairs)
+    """See `CallState.overlaps`. In the order of their addresses, for a flat buffer may have thousands of views."""
+    pairs: list[tuple[int, int, bool]] = []
+    reaching: list[tuple[int, int, int]] = []  # beyond where the one looked at begins
+    furthest = -1
+    for extent in sorted([(*_extent(tensor), i) for i, tensor in enumerate(tensors)]):
+        start, end, j = extent
+        if furthest <= start:
+            reaching, furthest = [extent], end
+            continue
+        reaching = [earlier for earlier in reaching if earlier[1] > start]
+        pairs += [(i, j, False) if first < start else (min(i, j), max(i, j), True) for first, _, i in reaching]
+        reaching.append(extent)
+        furthest = max(furthest, end)
+    return tuple(sorted(pairs, key=lambda pair: sorted(pair[:2]))) if pairs else ()
 
 
 def _extent(tensor: Any) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, repeat
 from typing import Any
 
 from ..core.signal_handlers import raised_by_signal_handler
@@ -21,7 +22,7 @@ def tensors_of_call(values: Sequence[Any]) -> list[Any]:
 
 def leaves_of_call(values: Sequence[Any]) -> list[Any]:
     """The values with each list, tuple, dict and dataclass replaced by what it holds."""
-    return [leaf for _, leaf in _leaves(("", value) for value in values)]
+    return _leaves(zip(repeat(""), values))
 
 
 def reached_by_call(callables: Sequence[Any], values: Sequence[Any]) -> dict[str, Any]:
@@ -42,8 +43,9 @@ def labelled_tensors(values: Sequence[Any], names: Sequence[str]) -> dict[str, A
     """The tensors of a call by label: the argument's name, with where it is in a list, dict or dataclass: `xs[0]`, `b.x`."""
     import torch
 
-    leaves = _leaves(zip(labels_of(values, names), values, strict=True))
-    return {label: leaf for label, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    labels: list[str] = []
+    leaves = _leaves(zip(labels_of(values, names), values, strict=True), labels)
+    return {label: leaf for label, leaf in zip(labels, leaves, strict=True) if isinstance(leaf, torch.Tensor)}
 
 
 def labels_of(values: Sequence[Any], names: Sequence[str] | None) -> list[str]:
@@ -67,30 +69,42 @@ def _is_record(value: Any) -> bool:
     return not isinstance(value, (torch.Tensor, torch.nn.Module))
 
 
-def _leaves(labelled: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """What is no container, by label. A list, tuple or dict that holds itself is looked into once, a dataclass anyway."""
+def _leaves(labelled: Iterable[tuple[str, Any]], labels: list[str] | None = None) -> list[Any]:
+    """What is no container. A list, tuple or dict that holds itself is looked into once, a dataclass anyway.
+
+    Each call with a container comes here: one loop, in which a look at the class tells most values.
+
+    Args:
+        labels: is given the label of each leaf, where it has one.
+    """
+    import torch
+
+    leaves: list[Any] = []
+    kinds = {torch.Tensor, torch.nn.Parameter, *PLAIN}
     records: set[int] = set()
     within: set[int] = set()
     path: list[tuple[int, Iterator[tuple[str, Any]]]] = [(0, iter(labelled))]
     while path:
         for label, value in path[-1][1]:
-            key = id(value)
-            if not holds_leaves(value):
-                yield label, value
-            elif key not in within and key not in records:
+            if type(value) in kinds or not holds_leaves(value):
+                leaves.append(value)
+                if label and labels is not None:
+                    labels.append(label)
+            elif (key := id(value)) not in within and key not in records:
                 (records if _is_record(value) else within).add(key)
                 path.append((key, _labelled_parts(label, value)))
                 break
         else:
             within.discard(path.pop()[0])
+    return leaves
 
 
 def _labelled_parts(label: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a container holds, by label; without labels where it has none, for they take as long as all else."""
     if isinstance(value, dict):
-        return ((label and f"{label}[{key}]", held) for key, held in value.items())
+        return zip((f"{label}[{key}]" for key in value) if label else repeat(""), value.values(), strict=False)
     if isinstance(value, (list, tuple)):
-        return ((label and f"{label}[{i}]", held) for i, held in enumerate(value))
+        return zip((f"{label}[{i}]" for i in count()) if label else repeat(""), value, strict=False)
     return _fields(label, value)
 
 

@@ -95,9 +95,9 @@ def _part(value: Any) -> Hashable:
     except (RuntimeError, NotImplementedError) as err:  # a sparse or nested tensor
         raise NoKeyError(f"an argument has no strides ({err})") from err
     if isinstance(value, (list, tuple)):
-        return (kind, *(_part(v) for v in value))
+        return (kind, *map(_part, value))
     if isinstance(value, dict):
-        return (kind, *((_part(k), _part(v)) for k, v in value.items()))
+        return (kind, *zip(map(_part, value), map(_part, value.values()), strict=True))
     if isinstance(value, (numbers.Number, str, enum.Enum)) or kind.__module__ == "torch":  # dtype, device, layout
         return (kind, value) if value == value else "nan"
     raise NoKeyError(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import gc
+import itertools
+import random
 import threading
 import time
+import timeit
 import warnings
 import weakref
 from collections.abc import Callable
@@ -17,7 +20,7 @@ from toy import Toy
 
 import forecast_autotune as fa
 from forecast_autotune.errors import InvalidInputError, TuningWarning
-from forecast_autotune.frontends import reached
+from forecast_autotune.frontends import call_state, call_tensors, reached
 from forecast_autotune.frontends.keys import device_of
 
 torch = pytest.importorskip("torch")
@@ -87,6 +90,60 @@ def test_arguments_that_overlap_have_a_key_of_their_own() -> None:
     turned(shifted[:4], shifted[16:])  # of one storage, and apart
     assert len(turned.decisions) == 4
     assert chosen(turned)[:2] == ["by_halves", "lazy_reversed"]
+
+
+def test_overlaps_are_those_of_every_pair_in_the_order_of_the_tensors() -> None:
+    draw, base = random.Random(5), torch.zeros(40)
+    for _ in range(300):
+        starts = [draw.randrange(32) for _ in range(draw.randrange(8))]
+        tensors = [base[start : start + draw.randrange(8)] for start in starts]
+        expected = []
+        for (i, a), (j, b) in itertools.combinations(enumerate(tensors), 2):
+            (first, end), (second, other_end) = call_state._extent(a), call_state._extent(b)
+            if first < other_end and second < end:
+                expected.append((i, j, first == second) if first <= second else (j, i, False))
+        assert call_state._overlaps(tensors) == tuple(expected)
+
+
+def test_thousands_of_views_of_one_buffer_are_not_compared_pair_by_pair() -> None:
+    base = torch.zeros(4_000)
+
+    def best_s(count: int) -> float:
+        views = [base[i : i + 1] for i in range(count)]
+        return min(timeit.repeat(lambda: call_state._overlaps(views), number=1, repeat=5))
+
+    assert best_s(4_000) < 30 * best_s(400)
+
+
+def test_a_decided_call_looks_at_the_class_alone_of_tensors_and_numbers_in_containers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_into: list[object] = []
+    whether_holds = call_tensors.holds_leaves
+    for module in (call_tensors, call_state):
+        monkeypatch.setattr(module, "holds_leaves", lambda v: looked_into.append(v) or whether_holds(v))  # type: ignore[func-returns-value]
+    total = fa.variants([lambda xs, more: xs[0] + more["n"], lambda xs, more: more["n"] + xs[0]], budget="2")
+    xs, more = [torch.ones(2) for _ in range(50)], {"n": 1, "names": ("a", "b")}
+    total(xs, more)
+    looked_into.clear()
+    total(xs, more)
+    assert len(looked_into) <= 4, "the first argument, and each container"
+
+
+def test_labels_stand_by_the_tensors_that_they_name() -> None:
+    @dataclasses.dataclass
+    class Pair:
+        x: Any
+        y: Any
+
+    xs: list[Any] = [torch.ones(1), (2, torch.ones(2))]
+    xs.append(xs)
+    values = [xs, {"a": 1, "b": torch.ones(3)}, Pair(None, torch.ones(4)), torch.ones(5)]
+    labels = {
+        label: len(tensor) for label, tensor in call_tensors.labelled_tensors(values, ["xs", "d", "pair"]).items()
+    }
+    assert labels == {"xs[0]": 1, "xs[1][1]": 2, "d[b]": 3, "pair.y": 4, "3": 5}
+    assert [len(tensor) for tensor in call_tensors.tensors_of_call(values)] == [1, 2, 3, 4, 5]
 
 
 def test_under_autocast_a_variant_that_heeds_it_is_chosen() -> None:
