@@ -15,7 +15,7 @@ from forecast_autotune.measure.copies import CopiedArguments
 from forecast_autotune.measure.outputs import gradients_of, outputs_of, shared_memory
 
 
-def test_a_tensor_is_told_by_the_argument_and_the_earlier_result_whose_memory_it_shares() -> None:
+def test_a_tensor_is_told_by_the_argument_or_result_whose_memory_it_shares() -> None:
     arguments = CopiedArguments((torch.ones(4), torch.ones(4)), names=("x", "y"))
     (_, y), _ = arguments.values()
     own = torch.ones(4)

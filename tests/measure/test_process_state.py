@@ -181,7 +181,7 @@ def test_what_a_handler_of_signals_raises_is_raised_once_all_is_put_back(owner: 
     assert random.getstate() == numbers
 
 
-def test_what_a_handler_of_signals_raises_does_not_keep_generators_from_being_put_back() -> None:
+def test_generators_are_put_back_whatever_a_handler_of_signals_raises() -> None:
     numbers = random.getstate()
     with deadline_in(random, "setstate"):
         state = RandomState()

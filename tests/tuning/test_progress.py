@@ -731,7 +731,7 @@ def test_ctrl_c_ends_the_program_and_takes_the_line_down(tmp_path: Path) -> None
         (Terminal, "release"),
     ],
 )
-def test_what_a_handler_of_signals_raises_reaches_the_program_and_leaves_nothing(
+def test_what_a_handler_of_signals_raises_reaches_the_program(
     owner: Any, name: str, terminal: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unraisable: list[object] = []
@@ -765,7 +765,7 @@ def test_a_signal_while_a_streams_write_is_exchanged_is_not_lost(
     assert "write" not in vars(terminal)
 
 
-def test_a_signal_while_the_line_gives_way_to_a_programs_own_text_is_not_lost(terminal: Stream) -> None:
+def test_a_signal_while_the_line_gives_way_to_other_text_is_not_lost(terminal: Stream) -> None:
     with show_progress("a kernel") as run:
         tell(run, timing=True)
         with deadline_in(Terminal, "_erase"), pytest.raises(DeadlineError):

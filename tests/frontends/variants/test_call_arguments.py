@@ -115,7 +115,7 @@ def test_thousands_of_views_of_one_buffer_are_not_compared_pair_by_pair() -> Non
     assert best_s(4_000) < 30 * best_s(400)
 
 
-def test_a_decided_call_looks_at_the_class_alone_of_tensors_and_numbers_in_containers(
+def test_a_decided_call_looks_at_the_class_alone_of_what_containers_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_into: list[object] = []
