@@ -13,10 +13,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 from weakref import WeakValueDictionary
 
-# So long it is waited after one has ended: as many times what the slowest of the others took, or of `LEAST_S` where that is
-# more. Longer where some may queue. Of four tiles each for 81 recorded products, compiled anew, this leaves 39 behind, with
-# which a fifth of the seconds goes (Triton 3.6), and 0.6 % of speed; where at least a second counts 29, and as much is lost.
-AT_ONCE, QUEUED, LEAST_S = 0.35, 1.5, 0.7
+# So many times what the slowest took, or `LEAST_S` where that is more, it is waited for the next, for each that is left over
+# each that has ended: with one of four ended three times as long as with two. Longer where some may queue. Of four tiles
+# each for 81 recorded products, compiled anew, 63 are left behind, with which a quarter of the seconds go (Triton 3.6) and
+# 0.7 % of speed; 0.35 times at any number leaves 39 behind, costs as much speed, and takes 4 % more seconds.
+AT_ONCE, QUEUED, LEAST_S = 0.3, 1.5, 0.7
 CACHED_S = 0.2  # what took less may have come from a cache, and tells nothing
 # In a choice's annotations: what was left behind of its product and of equal ones.
 LEFT_BEHIND = "forecast_autotune left"
@@ -61,11 +62,11 @@ def as_completed_but_stragglers(
                 yield future
             return
         few = _compilers() < 2 * len(futures)
-        times = QUEUED if few or any(each.annotations.get(MAY_HAVE_QUEUED) for each in futures.values()) else AT_ONCE
+        may_queue = few or any(each.annotations.get(MAY_HAVE_QUEUED) for each in futures.values())
         until = math.inf if timeout is None else time.monotonic() + timeout
         pending, took_s = set(futures), list[float]()
         while pending:
-            patience = patience_s(took_s, times)
+            patience = patience_s(took_s, len(pending), may_queue=may_queue)
             wait_s = min(patience, until - time.monotonic())
             done, pending = wait(pending, None if wait_s == math.inf else wait_s, FIRST_COMPLETED)
             if not done and wait_s < patience:
@@ -82,10 +83,12 @@ def as_completed_but_stragglers(
     return completed
 
 
-def patience_s(took_s: Sequence[float], times: float) -> float:
+def patience_s(took_s: Sequence[float], left: int, *, may_queue: bool) -> float:
     """How long to wait for those that are left once others took so many seconds; infinite as long as these tell nothing."""
     built_s = [seconds for seconds in took_s if seconds >= CACHED_S]
-    return times * max(LEAST_S, *built_s) if built_s else math.inf
+    if not built_s:
+        return math.inf
+    return (QUEUED if may_queue else AT_ONCE * left / len(built_s)) * max(LEAST_S, *built_s)
 
 
 def is_left_behind(choice: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from concurrent.futures import Future, as_completed
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from forecast_autotune.frontends.inductor.stragglers import (
     as_completed_but_stragglers,
     is_left_behind,
     note_begun,
+    patience_s,
 )
 
 pytestmark = [  # torch's own
@@ -87,14 +89,22 @@ def test_where_some_may_have_queued_it_is_waited_longer(
     assert time.monotonic() - began >= least_s
 
 
-def test_what_may_have_queued_behind_other_products_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[float] = []
+def test_with_fewer_left_and_more_ended_it_is_waited_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stragglers, "AT_ONCE", 0.3)
+    assert patience_s([0.0], 3, may_queue=False) == math.inf
+    assert [patience_s([1.0] * (4 - left), left, may_queue=False) for left in (3, 2, 1)] == pytest.approx(
+        [0.9, 0.3, 0.1]
+    )
+    assert patience_s([0.3, 0.0], 1, may_queue=False) == pytest.approx(0.3 * stragglers.LEAST_S)
 
-    def patience(_took_s: Any, times: float) -> float:
-        asked.append(times)
+
+def test_what_may_have_queued_behind_other_products_is_waited_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def patience(_took_s: Any, _left: int, *, may_queue: bool) -> float:
+        asked.append(may_queue)
         return 60.0
 
-    monkeypatch.setattr(stragglers, "QUEUED", 0.2)
     monkeypatch.setattr(stragglers, "patience_s", patience)
     products = [futures_of(**{f"{name}{i}": 1.0 for i in range(4)}) for name in "abcd"]
     with inductor_config.patch(compile_threads=9):
@@ -106,7 +116,7 @@ def test_what_may_have_queued_behind_other_products_is_waited_for_longer(monkeyp
         for choice in products[3].values():  # by then none of those is being compiled any more
             note_begun(choice)
         waited(products[3], timeout=60)
-    assert asked == [0.01, 0.01, 0.2, 0.01]
+    assert asked == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
