@@ -27,6 +27,10 @@ class ModelError(Exception):
         return cls(f"{what}: {type(err).__name__}{text}")
 
 
+class ModelBusyError(ModelError):
+    """The model may answer what it is asked again: it is busy, starts, or was not reached."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What is known of a model once it can be asked.

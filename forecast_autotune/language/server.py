@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ..errors import MissingExtraError
 from .folders import state_of
 from .labels import as_json, label_tokens, of_labels
-from .model import ANSWER_TOKENS, SAMPLING, ModelError, ModelFacts, Unanswered
+from .model import ANSWER_TOKENS, SAMPLING, ModelBusyError, ModelError, ModelFacts, Unanswered
 from .prompt import Prompt
 
 MAX_BYTES = 8 * 2**20  # of a response; 32 answers take 40 kB
@@ -21,6 +21,7 @@ WRITERS = 16  # requests for texts under way at once
 WRITING = 0.9  # temperature of a program that is asked for: several from one prompt are to differ
 CHARACTERS_A_TOKEN = 8  # at most, of source text: what a server says that it used is not believed below that
 REQUEST = (400, 413, 422)  # statuses that speak of the prompt; all others do of the server
+BUSY = (408, 425, 429, *range(500, 600))  # statuses of a server that may answer when it is asked again
 
 T = TypeVar("T")
 Answers = list[tuple[int, Any]]
@@ -111,32 +112,39 @@ class ServedModel:
 
         yield from self._each(range(len(prompts)), WRITERS, ask, until)
 
-    def written(self, prompts: Sequence[str], *, until: float, most_tokens: int) -> Iterator[tuple[int, WrittenAnswer]]:
+    def written(
+        self, prompts: Sequence[str], *, until: float, most_tokens: int
+    ) -> Iterator[tuple[int, WrittenAnswer | ModelError]]:
         """Ask for programs: free texts, drawn and not the likeliest. Any server of OpenAI's protocol will do.
+
+        An error of one request is given in place of its answer: a server that limits requests answers the others.
 
         Args:
             prompts: one message each.
             until: by `time.monotonic`; what is not there by then is not waited for.
             most_tokens: of one answer.
         Raises:
-            ModelError: it is not there, or broke down.
+            ModelError: it does not say which models are served, or not the wanted one; nothing was asked.
         """
         with self._line() as line:
             listed = line.call(until, lambda: line.json("GET", "/v1/models"))
         model, _ = _chosen(listed, self._model, self.name, self._url)
 
         async def ask(line: _Line, position: int, answers: Answers) -> None:
-            status, body = await line.request("POST", "/v1/chat/completions", {
-                "model": model,
-                "messages": [{"role": "user", "content": prompts[position]}],
-                "max_tokens": most_tokens,
-                "temperature": WRITING,
-            })  # fmt: skip
-            if status in REQUEST:
-                refusal = Unanswered(f"{self._url} refuses the prompt: {_message(body)}")
-                answers.append((position, WrittenAnswer(refusal, tokens=0)))
-            else:
-                answers.append((position, _written(line.parsed(status, body), prompts[position])))
+            try:
+                status, body = await line.request("POST", "/v1/chat/completions", {
+                    "model": model,
+                    "messages": [{"role": "user", "content": prompts[position]}],
+                    "max_tokens": most_tokens,
+                    "temperature": WRITING,
+                })  # fmt: skip
+                if status in REQUEST:
+                    refusal = Unanswered(f"{self._url} refuses the prompt: {_message(body)}")
+                    answers.append((position, WrittenAnswer(refusal, tokens=0)))
+                else:
+                    answers.append((position, _written(line.parsed(status, body), prompts[position])))
+            except ModelError as err:
+                answers.append((position, err))
 
         yield from self._each(range(len(prompts)), WRITERS, ask, until)
 
@@ -226,7 +234,7 @@ class _Line:
         try:
             answer: T = self.portal.call(asking)
         except TimeoutError:
-            raise ModelError(f"{self.name} did not answer in time") from None
+            raise ModelBusyError(f"{self.name} did not answer in time") from None
         return answer
 
     def together(
@@ -268,7 +276,9 @@ class _Line:
                     if len(read) > MAX_BYTES:
                         raise ModelError(f"{self.name} sent more than {MAX_BYTES >> 20} MiB in answer to {path}")
                 return response.status_code, bytes(read)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as err:
+        except (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError, OSError) as err:
+            raise ModelBusyError.of(f"{self.name} cannot be asked", err) from err
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as err:
             raise ModelError.of(f"{self.name} cannot be asked", err) from err
 
     def parsed(self, status: int, body: bytes) -> Any:
@@ -278,7 +288,8 @@ class _Line:
                 f"{self.name} answers with a redirect ({status}), which is not followed: name the place itself"
             )
         if status != 200:
-            raise ModelError(f"{self.name} answers with HTTP {status}: {_message(body)}")
+            error = ModelBusyError if status in BUSY else ModelError
+            raise error(f"{self.name} answers with HTTP {status}: {_message(body)}")
         try:
             return json.loads(body)
         except (ValueError, RecursionError):

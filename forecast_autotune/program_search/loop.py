@@ -22,7 +22,7 @@ from .budget import SearchBudget
 from .candidate import Candidate, TriedCandidate, incumbent
 from .examiner import Examiner, Result
 from .forecasts import CandidateForecaster
-from .proposers.base import Proposer, SearchView
+from .proposers.base import Proposer, SearchView, why_nothing
 from .rules import refused
 from .runners import Loadable, Preparer
 from .skills import StepSkill
@@ -106,12 +106,14 @@ class SearchLoop:
                 dry = pauses = 0
                 continue
             self.turns += 1
-            if not has_some and (trouble := self.proposer.trouble):
+            if not has_some and (trouble := why_nothing(self.proposer, "trouble")):
                 if pauses == PAUSES:
                     return f"the server could not be asked: {trouble}"
                 self._pause(2.0**pauses, trouble)
                 pauses += 1
                 continue
+            if not has_some and (ended := why_nothing(self.proposer, "ended")):
+                return ended
             dry += 1
             if dry == DRY:
                 return "nothing new is proposed any more"

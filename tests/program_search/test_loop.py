@@ -162,7 +162,7 @@ def test_true_forecasts_find_more_for_as_many_measurements(tmp_path: Path) -> No
 class InTurns:
     """Proposes the configs of its list, each once, so many a round."""
 
-    name, trouble = "in turns", ""
+    name = "in turns"
 
     def __init__(self, configs: Sequence[dict[str, int]], a_round: int) -> None:
         self._left, self._a_round = [Config(knobs) for knobs in configs], a_round
@@ -316,6 +316,41 @@ def test_a_search_waits_for_no_server_while_others_propose(tmp_path: Path, monke
     monkeypatch.setattr(loop_module.time, "sleep", slept.append)
     assert a_search(tmp_path, 9, proposer=Mix([Busy(99), Knobs()])).run() == "its 9 measurements are spent"
     assert not slept
+
+
+class Ended(InTurns):
+    """Proposes nothing any more, and says why."""
+
+    name, ended = "ended", "its 9 tokens are spent"
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ([], "its 9 tokens are spent"),
+        ([InTurns([], 1)], "nothing new is proposed any more"),
+        ([InTurns([{"A": 1, "B": b} for b in range(9)], 1)], "its 5 measurements are spent"),
+    ],
+)
+def test_a_search_says_why_its_proposers_ended(tmp_path: Path, others: list[InTurns], why: str) -> None:
+    assert a_search(tmp_path, 5, proposer=Mix([Ended([], 1), Ended([], 1), *others])).run() == why
+
+
+class Plain:
+    """As the README says: a class with `name`, `propose` and `repair`."""
+
+    name = "plain"
+
+    def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
+        return []
+
+    def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
+        """Never."""
+
+
+@pytest.mark.parametrize("proposer", [Plain(), Mix([Plain()])])
+def test_a_proposer_need_not_say_why_it_proposes_nothing(tmp_path: Path, proposer: Any) -> None:
+    assert a_search(tmp_path, proposer=proposer).run() == "nothing new is proposed any more"
 
 
 def test_waiting_for_a_server_ends_with_the_minutes(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import differentiable
 import pytest
 from contracts.proposer_contract import ProposerContract, seen, tried
 from doubling import SOURCE, task
-from fake_server import FakeServer, fake_server
+from fake_server import FakeServer, Reply, fake_server
 
 import forecast_autotune as fa
 from forecast_autotune.cli import main
@@ -213,6 +214,102 @@ def test_a_server_that_is_gone_or_confused_proposes_nothing_and_warns_once(caplo
         assert not gone.propose(seen(task()), 2)
         assert not gone.propose(seen(task()), 2)
     assert len([r for r in caplog.records if "writes nothing" in r.message]) == 1
+
+
+def answers_first(most: int, status: int = 429) -> Reply:
+    """Answer so many of the requests that come now, and refuse the others while those are under way."""
+    come = itertools.count()
+
+    def reply(fake: FakeServer, handler: Any, _: Any) -> None:
+        if next(come) >= most:
+            fake.json(handler, {"message": "too many"}, status)
+        else:
+            fake.closed.wait(0.5)  # all others of the turn are refused by then
+            fake.json(handler, {"choices": [{"message": {"content": GOOD}}], "usage": {"total_tokens": 3_000}})
+
+    return reply
+
+
+def test_a_server_that_limits_requests_is_asked_for_what_it_answers() -> None:
+    with fake_server() as server:
+        budget = SearchBudget(measurements=9)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
+
+        def asked(reply: Reply) -> int:
+            """How many requests a turn makes."""
+            before = len(server.asks_of("/v1/chat/completions"))
+            server.replies["/v1/chat/completions"] = reply
+            proposed = writer.propose(seen(task()), 64)
+            assert bool(proposed) != bool(writer.trouble)
+            return len(server.asks_of("/v1/chat/completions")) - before
+
+        assert [asked(answers_first(4)) for _ in range(3)] == [16, 4, 8]
+        assert budget.tokens_used == 12 * 3_000
+        (missing,) = [n for why, n in budget.answers[server.url].unused.items() if "HTTP 429: too many" in why]
+        assert missing == 12 + 4
+        assert asked(answers_first(0, 503)) == 4
+        assert "HTTP 503" in writer.trouble
+        assert not writer.ended
+        assert [asked(answers_first(99)) for _ in range(6)] == [1, 2, 4, 8, 16, 16]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
+@pytest.mark.parametrize("status", [401, 403, 404, 408, 425, 429, 500, 503])
+def test_only_a_server_that_may_answer_later_is_waited_for(
+    path: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with fake_server() as server:
+        server.replies[path] = lambda s, h, _: s.json(h, {"message": "no"}, status)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), SearchBudget(measurements=9))
+        for _ in range(2):
+            assert not writer.propose(seen(task()), 8)
+        if status in (401, 403, 404):
+            assert (
+                writer.ended
+                == f"the server could not be asked: the model at {server.url} answers with HTTP {status}: no"
+            )
+            assert not writer.trouble
+        else:
+            assert f"HTTP {status}" in writer.trouble
+            assert not writer.ended
+        assert len(server.asks_of("/v1/models")) == (1 if writer.ended else 2)
+    assert len([r for r in caplog.records if f"HTTP {status}" in r.message]) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "models", "why"),
+    [
+        ("#nosuch", {"data": [{"id": "m"}]}, "nosuch at .* is not served there; served are: m$"),
+        ("", {"models": []}, "lists no models at /v1/models: this is no vLLM server$"),
+    ],
+)
+def test_a_server_without_the_model_is_asked_no_more(model: str, models: Any, why: str) -> None:
+    with fake_server() as server:
+        server.replies["/v1/models"] = lambda s, h, _: s.json(h, models)
+        writer = ModelProposer.named(server.url + model, Settings.from_environment({}), SearchBudget(measurements=9))
+        assert not writer.propose(seen(task()), 4)
+    assert re.search(why, writer.ended)
+    assert not writer.trouble
+
+
+def test_a_server_that_is_not_reached_is_waited_for() -> None:
+    with fake_server() as server:
+        url = server.url
+    writer = ModelProposer.named(url, Settings.from_environment({}), SearchBudget(measurements=9))
+    assert not writer.propose(seen(task()), 4)
+    assert "cannot be asked: ConnectError" in writer.trouble
+    assert not writer.ended
+
+
+def test_no_answer_is_asked_for_that_the_tokens_left_do_not_pay() -> None:
+    with fake_server() as server:
+        says(server, [(None, 5_000)])
+        budget = SearchBudget(measurements=9, tokens=12_000)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
+        for _ in range(5):
+            assert not writer.propose(seen(task()), 64)
+    assert budget.tokens_used == 10_000
+    assert writer.ended == "its 12000 tokens are spent"
 
 
 def test_only_servers_of_this_machine_are_asked_without_the_setting() -> None:

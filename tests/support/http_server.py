@@ -12,6 +12,7 @@ class LoopbackServer(ThreadingHTTPServer):
     """Closing it ends what clients still hold open, so that none of its threads is left to the tests that follow."""
 
     daemon_threads = True
+    request_queue_size = 64  # with Python's 5, some systems reset one of 16 connections that come at once
 
     def __init__(self, handler: Any) -> None:
         self._held: set[socket.socket] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ...core.cached_property import cached_property
 from ...core.outcome import Failure
@@ -62,13 +62,12 @@ class SearchView:
 
 
 class Proposer(Protocol):
-    """Proposes candidates. The same view gives the same proposals, unless a model is asked."""
+    """Proposes candidates. The same view gives the same proposals, unless a model is asked.
+
+    It may say why it proposes nothing, by two more attributes: see `why_nothing`.
+    """
 
     name: str
-
-    @property
-    def trouble(self) -> str:
-        """Why it could propose nothing when it was last asked, but may later; empty where that is not so."""
 
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """At most `n` new candidates, none of which was tried. Fewer, or none, where it knows no more.
@@ -78,6 +77,16 @@ class Proposer(Protocol):
 
     def repair(self, view: SearchView, failed: TriedCandidate) -> Candidate | None:
         """A candidate of its own that failed, mended; None where it cannot. Asked once for each."""
+
+
+def why_nothing(proposer: Proposer, which: Literal["trouble", "ended"]) -> str:
+    """An attribute that a proposer may have: a text, empty where it does not hold.
+
+    `trouble` is why it could propose nothing when it was last asked, but may later. `ended` is why it proposes nothing any
+    more; a search whose proposers all have ended says that it stopped by this.
+    """
+    reason: str = getattr(proposer, which, "")
+    return reason
 
 
 def tally(tried: Sequence[TriedCandidate]) -> Mapping[str, tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..candidate import Candidate, TriedCandidate
-from .base import Proposer, SearchView, tally
+from .base import Proposer, SearchView, tally, why_nothing
 
 
 class Mix:
@@ -22,8 +22,14 @@ class Mix:
 
     @property
     def trouble(self) -> str:
-        """See `Proposer`: that of each which has any."""
-        return "; ".join(proposer.trouble for proposer in self.proposers if proposer.trouble)
+        """See `why_nothing`: that of each which has any."""
+        return "; ".join(filter(None, (why_nothing(proposer, "trouble") for proposer in self.proposers)))
+
+    @property
+    def ended(self) -> str:
+        """See `why_nothing`: once all have ended."""
+        reasons = [why_nothing(proposer, "ended") for proposer in self.proposers]
+        return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
 
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`. What one cannot fill, the next ones may."""

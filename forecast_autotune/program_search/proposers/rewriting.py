@@ -25,7 +25,6 @@ class _Drawing:
     """A proposer that draws one candidate after the other, until enough are new."""
 
     name = ""
-    trouble = ""
 
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...core.model_names import parse_model_name
 from ...core.outcome import Failure
 from ...errors import InvalidInputError
-from ...language.model import ModelError, Unanswered
+from ...language.model import ModelBusyError, ModelError, Unanswered
 from ...language.prompt import quoted
 from ...language.server import ServedModel
 from ...settings import Settings, check_surrogate
@@ -106,6 +106,8 @@ class ModelProposer:
         self.name = name
         self._model, self._budget = model, budget
         self.trouble = ""
+        self._broken = ""  # why its server cannot be asked, and will not be
+        self._at_once = ASKED  # answers that are asked for in one turn
         self._textless = 0  # answers in a row
         self._most_tokens = 0  # of an answer so far
         self._refused: dict[str, str] = {}  # by parent: why the last answer for it was no program
@@ -123,10 +125,17 @@ class ModelProposer:
             raise InvalidInputError(f"proposer {url!r}: a model that writes programs is named by its server's URL")
         return cls(url, ServedModel(parsed.url, model=parsed.model), budget)
 
+    @property
+    def ended(self) -> str:
+        """See `why_nothing`: it cannot be asked, or what is left of the tokens is less than its dearest answer took."""
+        if self._tokens_left < (self._most_tokens or 1):
+            return f"its {self._budget.tokens:.0f} tokens are spent"
+        return self._broken
+
     def propose(self, view: SearchView, n: int) -> Sequence[Candidate]:
         """See `Proposer`. A server that is gone has proposed nothing, with one warning."""
         draw = view.draw(self.name)
-        parents = [view.parent(draw) for _ in range(min(math.ceil(n / SPARING), ASKED))]
+        parents = [view.parent(draw) for _ in range(min(math.ceil(n / SPARING), self._at_once))]
         found: dict[str, Candidate] = {}
         prompts = [self._prompt(view, parent) for parent in parents]
         for position, text in self._asked(prompts):
@@ -154,11 +163,18 @@ class ModelProposer:
             return []
         until = time.monotonic() + max(1.0, min(ANSWER_S, self._budget.seconds_left))
         answers: list[tuple[int, str]] = []
+        errors: list[ModelError] = []
         missing, why = len(prompts), "not there in time"
+        answered = 0
         self._tally.asked += len(prompts)
         try:
             for position, answer in self._model.written(prompts, until=until, most_tokens=ANSWER_TOKENS):
                 missing -= 1
+                if isinstance(answer, ModelError):
+                    errors.append(answer)
+                    self._tally.unused[f"missing ({answer})"] += 1
+                    continue
+                answered += 1
                 self._budget.tokens_used += answer.tokens
                 self._most_tokens = max(self._most_tokens, answer.tokens)
                 if isinstance(answer.text, Unanswered):
@@ -168,29 +184,46 @@ class ModelProposer:
                 else:
                     self._textless = 0
                     answers.append((position, answer.text))
+            if any(isinstance(err, ModelBusyError) for err in errors):
+                self._at_once = max(1, answered)
+            elif len(prompts) == self._at_once:
+                self._at_once = min(ASKED, 2 * self._at_once)
         except ModelError as err:
-            self.trouble = why = str(err)
-            if not had_trouble:
-                log.warning("%s writes nothing: %s. The search goes on without it while that lasts", self.name, err)
+            errors, why = [err], str(err)
         if missing:
             self._tally.unused[f"missing ({why})"] += missing
+        if errors and not answered:
+            self._note_error(errors, is_known=had_trouble)
         if self._textless >= TEXTLESS:
             log.warning(
                 "%s is asked no more: its last %d answers cost tokens and had no text", self.name, self._textless
             )
         return sorted(answers)
 
+    def _note_error(self, errors: Sequence[ModelError], *, is_known: bool) -> None:
+        """No request was answered: say whether it may be asked again, with one warning."""
+        if busy := next((err for err in errors if isinstance(err, ModelBusyError)), None):
+            self.trouble = str(busy)
+            if not is_known:
+                log.warning("%s writes nothing: %s. The search goes on without it while that lasts", self.name, busy)
+        else:
+            self._broken = f"the server could not be asked: {errors[0]}"
+            log.warning("%s is asked no more: %s", self.name, errors[0])
+
     def _affordable(self, wanted: int) -> int:
         """How many answers may be asked for at once, should each cost what the dearest did.
 
         Where tokens are limited and no cost is known, one.
         """
-        left = self._budget.tokens - self._budget.tokens_used
-        if left <= 0 or self._textless >= TEXTLESS:
+        if self.ended or self._textless >= TEXTLESS:
             return 0
-        if left == math.inf:
+        if self._tokens_left == math.inf:
             return wanted
-        return min(wanted, max(1, int(left / self._most_tokens))) if self._most_tokens else 1
+        return min(wanted, int(self._tokens_left / self._most_tokens)) if self._most_tokens else 1
+
+    @property
+    def _tokens_left(self) -> float:
+        return self._budget.tokens - self._budget.tokens_used
 
     @property
     def _tally(self) -> AnswerTally:
