@@ -64,18 +64,22 @@ class FleetStore(SqliteStore):
         self.mirror = None if remote is None else Mirror(self.directory, remote.url, toolchain=toolchain)
         if remote is not None and self.mirror is not None:
             self.syncs.append(Sync(self._exchange(remote, self.mirror), self.warnings))
-        self.trees = [Tree(folder, complain=self._complain, toolchain=toolchain) for folder in folders]
+        self.trees = [Tree(folder, complain=self._of_pack(folder), toolchain=toolchain) for folder in folders]
         for pack in packs:
             if isinstance(pack, PackUrl) and self.directory is not None:
                 folder = pack_folder(self.directory, pack)
                 if pack.pinned:
-                    self.trees.append(Tree(folder, complain=self._complain, toolchain=toolchain, is_copy=True))
+                    self.trees.append(Tree(folder, complain=self._of_pack(folder), toolchain=toolchain, is_copy=True))
                 copying = self._copying(folder, pack)
                 copied = partial(is_copied, folder, pack)
                 self.syncs.append(Sync(copying, self.warnings, f"the pack at {pack}", is_copied=copied))
 
     def _complain(self, text: str) -> None:
         self.warnings.warn_once("segment", text)
+
+    def _of_pack(self, folder: Path) -> Callable[[str], None]:
+        """Warns of one pack once: trouble with another one is another."""
+        return partial(self.warnings.warn_once, f"pack {folder}")
 
     def _exchange(self, remote: RemoteStore, mirror: Mirror) -> Exchange | ExchangeApart:
         if self._apart and self.directory is not None and not remote.url.startswith("memory:"):

@@ -112,6 +112,22 @@ def test_a_folder_that_is_no_pack_is_warned_of_once(tmp_path: Path) -> None:
     ]
 
 
+def test_a_damaged_tree_beside_a_folder_that_is_no_pack_is_warned_of(
+    tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    tree = export(tuned, f"{tmp_path}/tree/", capsys)
+    for segment in (tmp_path / "tree").rglob("*.gz"):
+        segment.write_bytes(b"broken")
+    with used(tmp_path / "own", f"{tmp_path}/empty:{tree}") as store:
+        found, warned = told_by(lambda: [store.decision(a_job(key={"n": n})) for n in range(2)])
+    assert found == [None, None]
+    assert [f"pack {tmp_path}/{name} " in text for name, text in zip(("empty", "tree"), warned, strict=True)] == [
+        True,
+        True,
+    ]
+
+
 def test_the_card_says_what_is_in_it_and_no_name_is_mark_up(
     tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
