@@ -94,7 +94,7 @@ class Mirror:
         return self.store.related_recordings(job) if self.is_there else ()
 
     def related_decisions(self, job: Job) -> list[rows.StoredDecision]:
-        """Decisions for the program's name; see `SqliteStore.related_decisions`."""
+        """Decisions for the program's name and key; see `SqliteStore.related_decisions`."""
         return self.store.related_decisions(job) if self.is_there else []
 
     def own_recordings(self, job: Job) -> list[Recording]:
@@ -195,7 +195,7 @@ class Mirror:
         def read(connection: sqlite3.Connection) -> dict[str, str]:
             return dict(connection.execute("SELECT decision, content FROM sent").fetchall())
 
-        return self._run(read) or {}
+        return (self._run(read) if self.is_there else None) or {}
 
     def keep_sent(self, sent: Mapping[str, str], segments: Sequence[ListedSegment]) -> None:
         """Note that decisions were sent, and in which segments."""

@@ -116,6 +116,15 @@ def test_looking_at_a_store_that_somebody_emptied_has_nothing_sent_again(
     assert sent == 0, "programs send what is new"
 
 
+def test_looking_creates_nothing(tmp_path: Path, shared: Path) -> None:
+    def files() -> list[Path]:
+        return sorted(path for path in tmp_path.rglob("*") if "store.sqlite3-" not in path.name)
+
+    before = files()
+    assert remote(tmp_path, "one", "status") == 1
+    assert files() == before
+
+
 def test_looking_leaves_a_broken_store_as_it_is(
     tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
