@@ -130,7 +130,10 @@ def _write_config_files(folder: Path, store: StoreFile, arguments: argparse.Name
     if not export.files:
         why = hardware_meant(store, arguments.hardware)
         if not why and not export.left_out:
+            asked = (("kernel", arguments.kernel), ("hardware", arguments.hardware))
+            named = [f"{name!r} in the name of the {what}" for what, name in asked if name]
             why = ": they take decisions that were measured on a GPU, and here are none"
+            why += f" with {' and '.join(named)}" if named else ""
         say(f"nothing measured here goes into files of {known.name}{why}")
         return NOTHING
     say(f"they are read under {known.use.format(folder=folder.absolute())}")

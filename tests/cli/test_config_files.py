@@ -72,7 +72,14 @@ def test_decisions_of_a_cpu_go_into_no_file_and_the_reason_is_said(
 ) -> None:
     keep(folder / "cpu", a_job(hardware=Hardware(kind="cpu", name="AMD EPYC", units=2)))
     err = told(capsys, "export", "--format", name, "out", "--dir", str(folder / "cpu"), code=1)
-    assert f"goes into files of {name}: they take decisions that were measured on a GPU, and here are none" in err
+    assert err.endswith(f"files of {name}: they take decisions that were measured on a GPU, and here are none\n")
+
+
+def test_a_kernel_that_is_misspelt_is_named_where_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    err = told(capsys, "export", "--format", "vllm", "out", "--kernel", "mo_e", "--hardware", "H100", code=1)
+    assert err.endswith(
+        "and here are none with 'mo_e' in the name of the kernel and 'H100' in the name of the hardware\n"
+    )
 
 
 @pytest.mark.parametrize(
