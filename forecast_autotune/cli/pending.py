@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ..core.figures import as_date, counted, short
-from ..core.text import shortened
+from ..core.text import told_apart
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import is_missing, store_of, warn_unreadable
@@ -16,6 +16,8 @@ from .output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from ..store.rows import Pending
+
+MOST_LETTERS = 40  # of a version or a flag
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -86,9 +88,10 @@ def _differing(pending: Sequence[Pending]) -> dict[str, str]:
     for group in namesakes.values():
         parts = [_parts(each) for each in group]
         names = [name for name in dict.fromkeys(chain(*parts)) if len({part.get(name) for part in parts}) > 1]
-        for each, part in zip(group, parts, strict=True):
-            if names:
-                differing[each.digest] = ", ".join(f"{name} {shortened(part.get(name, 'none'), 40)}" for name in names)
+        values = [told_apart([part.get(name, "none") for part in parts], MOST_LETTERS) for name in names]
+        for each, *own in zip(group, *values, strict=True):
+            if own:
+                differing[each.digest] = ", ".join(f"{name} {value}" for name, value in zip(names, own, strict=True))
     return differing
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Sequence
 
 
 def plain(text: str) -> str:
@@ -14,6 +16,24 @@ def plain(text: str) -> str:
 def shortened(text: str, most: int | None) -> str:
     """Text of so many characters at most, with `…` where something was left out; None for all of it."""
     return text if most is None or len(text) <= most else f"{text[: most - 1]}…"
+
+
+def told_apart(texts: Sequence[str], most: int) -> list[str]:
+    """Several texts, each of so many characters at most, and cut so that what differs is seen.
+
+    Of longer texts the words are left out that all have, such as flags; where that does not tell, how all begin.
+    """
+    if all(len(text) <= most for text in texts):
+        return list(texts)
+    words = [re.findall(r'[^\s,"\[\]]+', text) for text in texts]
+    shared = set(words[0]).intersection(*words[1:])
+    own_words = [" ".join([*(["…"] if shared else []), *(w for w in each if w not in shared)]) for each in words]
+    begun_alike = len(os.path.commonprefix(list(texts)))  # noqa: RUF071  # of characters, not of paths
+    for tried in (own_words, [f"…{text[begun_alike:]}" for text in texts]):
+        cut = [shortened(text, most) for text in tried]
+        if len(set(cut)) == len(set(texts)):
+            break
+    return cut
 
 
 def shown(value: object) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+from ..core.digest import canonical_json
 from ..core.figures import counted
 from ..core.job import Job
-from ..core.text import plain, shortened
+from ..core.text import plain, told_apart
 from ..protocols import Store
 from ..remote.fleet_store import FleetStore
 from ..settings import PREFIX
-from ..store.rows import StoredDecision
+from ..store.rows import StoredDecision, TuningKey
 from ..store.sqlite import SqliteStore
+from ..store.tuning_keys import limits_alike
 
 MOST_CHANGES = 3  # named of those in a toolchain
 MOST_LETTERS = 60  # of a version or a flag
@@ -26,79 +29,95 @@ _REMEDIES = {
 def miss_message(job: Job, store: Store, unread: Sequence[str]) -> str:
     """The text of a `CacheMissError`.
 
+    It claims nothing of what was not read, such as other versions of the source in a pack.
+
     Args:
         store: where no decision for the job is.
         unread: names what may hold one and is not read.
     """
     missed, remedy = f"no decision for {job.workload} on {job.hardware}", f"Tune it once with {PREFIX}MODE=tune"
-    closest = _closest(job, store)
-    if closest is None:
-        missed += ", nor for any other key of it"
-    else:
+    if (closest := _closest_decision(job, store)) is not None:
         known, differences = closest
-        phrases = ", ".join(differences.values())
-        if known.place.workload.key != job.workload.key:
-            missed += f"; the nearest key known is {known.place.workload}" + (f", decided {phrases}" if phrases else "")
-        else:
-            missed += f"; it was decided {phrases}"
-            if differences.keys() <= _REMEDIES.keys():
-                remedy += f", or take that decision with {' and '.join(_REMEDIES[each] for each in differences)}"
+        missed += f"; it was decided {', '.join(differences.values())}"
+        if differences.keys() <= _REMEDIES.keys() and known.decision.config in job.space:
+            remedy += f", or take that decision with {' and '.join(_REMEDIES[each] for each in differences)}"
+    elif (nearest := _nearest_key(job, store)) is not None:
+        place, differences = nearest
+        missed += f"; the nearest key known is {place.workload}"
+        missed += f", measured {', '.join(differences.values())}" if differences else ""
+    untrusted = isinstance(store, FleetStore) and store.remote is not None and not store.is_trusted
+    if untrusted and _REMEDIES["trust"] not in remedy:
+        remedy += f", or take what other machines decide with {_REMEDIES['trust']}"
     missed += "".join(f"; {what}, which may have one, is not read" for what in unread)
     return f"{plain(missed)}. {remedy}."
 
 
-def _closest(job: Job, store: Store) -> tuple[StoredDecision, dict[str, str]] | None:
-    """The decision that comes closest to one for the job, and what it differs in; None where there is none to name."""
+def _closest_decision(job: Job, store: Store) -> tuple[StoredDecision, dict[str, str]] | None:
+    """The decision for the job's key that differs in the least, and in what; None where there is none to name."""
     if not isinstance(store, SqliteStore):
         return None
-    any_toolchain = store.any_toolchain
-    known = [(each, _differences(job, each, any_toolchain)) for each in store.related_decisions(job)]
+    differences = partial(_differences_of_decision, job, any_toolchain=store.any_toolchain)
+    known = [(each, differences(each)) for each in store.related_decisions(job)]
     if isinstance(store, FleetStore):
         trust = {"trust": "by other machines, whose remote store is not trusted"}
-        known += [(each, _differences(job, each, any_toolchain) | trust) for each in store.untrusted_decisions(job)]
-
-    def distance(entry: tuple[StoredDecision, dict[str, str]]) -> tuple[bool, int, int]:
-        key, differences = entry[0].place.workload.key, entry[1]
-        return key != job.workload.key, len(differences), sum(key.get(n) != v for n, v in job.workload.key.items())
-
+        known += [(each, differences(each) | trust) for each in store.untrusted_decisions(job)]
     # Without a difference it would have been recalled: its config is none of the space, whatever digest it names.
-    misses = [entry for entry in known if entry[1] or entry[0].place.workload.key != job.workload.key]
-    return min(misses, key=distance, default=None)
+    return min((entry for entry in known if entry[1]), key=lambda entry: len(entry[1]), default=None)
 
 
-def _differences(job: Job, known: StoredDecision, any_toolchain: bool) -> dict[str, str]:
-    """What a decision differs in from one for the job, its key aside, and how that is said."""
-    differences = dict(_all_differences(job, known, any_toolchain))
-    theirs_w, ours_w = known.place.hardware.power_limit_w, job.hardware.power_limit_w
-    if not differences and theirs_w != ours_w:
-        return {"power limit": f"under a power limit of {theirs_w} W, here {ours_w} W"}
+def _nearest_key(job: Job, store: Store) -> tuple[TuningKey, dict[str, str]] | None:
+    """Where another key like the job's was measured, and what that differs in beside the key; None where none is known."""
+
+    def distance(entry: tuple[TuningKey, dict[str, str]]) -> tuple[int, int]:
+        (place, differences), asked = entry, job.workload.key
+        key = place.workload.key
+        return len(differences), sum(canonical_json(key.get(n)) != canonical_json(v) for n, v in asked.items())
+
+    places = [TuningKey.of(recording) for recording in store.related_recordings(job)]
+    asked = canonical_json(job.workload.key)  # as keys are told apart: to Python, 1, 1.0 and True are equal
+    others = [(each, _differences(job, each)) for each in places if canonical_json(each.workload.key) != asked]
+    return min(others, key=distance, default=None)
+
+
+def _differences_of_decision(job: Job, known: StoredDecision, *, any_toolchain: bool) -> dict[str, str]:
+    """What keeps a decision for the job's key from being taken, and how that is said."""
+    differences = _differences(job, known.place)
+    if any_toolchain:
+        differences.pop("toolchain", None)
+    size, here = known.decision.space_size, len(job.space)
+    if known.decision.space_digest != job.space.digest:
+        sizes = "other configs" if size == here else f"{counted(size, 'config')} then, {here} now"
+        differences = {"space": f"in another space ({sizes})", **differences}
     return differences
 
 
-def _all_differences(job: Job, known: StoredDecision, any_toolchain: bool) -> Iterator[tuple[str, str]]:
-    """As `_differences`, but for the power limit: small changes of it are none."""
-    place, workload = known.place, known.place.workload
-    if place.hardware != job.hardware:
-        changes = _changes(place.hardware.identity, job.hardware.identity)
-        same_name = str(place.hardware) == str(job.hardware)
-        yield "hardware", f"on other hardware of that name ({changes})" if same_name else f"on {place.hardware}"
+def _differences(job: Job, place: TuningKey) -> dict[str, str]:
+    """What a place differs in from the job's, its key aside, and how that is said."""
+    workload, theirs, ours = place.workload, place.hardware, job.hardware
+    differences: dict[str, str] = {}
+    if theirs.digest != ours.digest:
+        changes = _changes(theirs.identity, ours.identity)
+        same_name = str(theirs) == str(ours)
+        differences["hardware"] = f"on other hardware of that name ({changes})" if same_name else f"on {theirs}"
+    elif not limits_alike(theirs.power_limit_w, ours.power_limit_w):
+        limits = f"under a power limit of {theirs.power_limit_w} W, here {ours.power_limit_w} W"
+        differences["power limit"] = limits
     if workload.program.digest != job.workload.program.digest:
-        yield "source", "in another version of its source"
+        differences["source"] = "in another version of its source"
     if (workload.timing, workload.check) != (job.workload.timing, job.workload.check):
         ways = [{"timing": each.timing, "check": each.check} for each in (workload, job.workload)]
-        yield "way", f"in another way ({_changes(*ways)})"
-    if known.decision.space_digest != job.space.digest:
-        yield "space", f"in another space ({counted(known.decision.space_size, 'config')} then, {len(job.space)} now)"
-    if place.toolchain.digest != job.toolchain.digest and not any_toolchain:
-        yield "toolchain", f"under another toolchain ({_changes(place.toolchain.versions, job.toolchain.versions)})"
+        differences["way"] = f"in another way ({_changes(*ways)})"
+    if place.toolchain.digest != job.toolchain.digest:
+        changes = _changes(place.toolchain.versions, job.toolchain.versions)
+        differences["toolchain"] = f"under another toolchain ({changes})"
+    return differences
 
 
 def _changes(theirs: Mapping[str, object], ours: Mapping[str, object]) -> str:
     """The first entries that differ, each with its value then and its value here."""
     names = [name for name in ours.keys() | theirs.keys() if theirs.get(name) != ours.get(name)]
-    changes = [f"{name} {_brief(theirs.get(name))}, here {_brief(ours.get(name))}" for name in sorted(names)]
+    changes = []
+    for name in sorted(names):
+        values = [str(value) if value not in (None, "") else "none" for value in (theirs.get(name), ours.get(name))]
+        changes.append(f"{name} {', here '.join(told_apart(values, MOST_LETTERS))}")
     return "; ".join([*changes[:MOST_CHANGES], *(["…"] if len(changes) > MOST_CHANGES else [])])
-
-
-def _brief(value: object) -> str:
-    return shortened(str(value), MOST_LETTERS) if value not in (None, "") else "none"

@@ -12,15 +12,12 @@ from ..core.hardware import Hardware
 from ..core.job import Job
 from ..errors import InvalidInputError
 from . import encoding
-from .encoding import from_text, to_short_text
+from .encoding import from_text, to_short_text, to_text
 from .rows import Complain, Recall, StoredDecision, TuningKey, decision_digest, is_stored
 from .tuning_keys import KeyReader, alike, ids_of, marks
 
 if TYPE_CHECKING:
     import sqlite3
-
-RELATED_DECISIONS = 1_000
-"""Decisions of a program's name compared with a job: reading them takes 0.1 s (two busy cores)."""
 
 Parameters = Sequence[object] | Mapping[str, object]
 """Of a statement in SQL: for its question marks, or for its names."""
@@ -165,15 +162,15 @@ def _first_readable(held: Sequence[tuple[int, str, float]], complain: Complain) 
 
 
 def related_decisions(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[StoredDecision]:
-    """Decisions that hold for the program's name, at whatever key and place: of many, the job's key and source go first."""
+    """Decisions that hold for the program's name at the job's key: of whatever source, elsewhere or in other spaces."""
     related = (
-        "WHERE id IN (SELECT decision.id FROM program JOIN workload ON workload.program = program.digest"
-        " JOIN decision ON decision.workload = workload.id WHERE program.name = ? AND superseded_at IS NULL"
-        " ORDER BY workload.digest = ? DESC, program.digest = ? DESC, decided_at DESC LIMIT ?)"
+        "WHERE superseded_at IS NULL AND workload IN (SELECT workload.id FROM program"
+        " JOIN workload ON workload.program = program.digest"
+        " WHERE program.name = :name AND substr(workload.value, 1, length(:key)) = :key)"
     )
-    program = job.workload.program
-    values = (program.name, job.workload.digest, program.digest, RELATED_DECISIONS)
-    return list(stored_decisions(connection, complain, related, values))
+    # A workload's text begins with its key: none is decoded that has another one.
+    key = to_text({"key": dict(job.workload.key)}).removesuffix("}") + ","
+    return list(stored_decisions(connection, complain, related, {"name": job.workload.program.name, "key": key}))
 
 
 def stored_decisions(

@@ -164,7 +164,7 @@ class SqliteStore:
         return [*own, *(r for r in self.run_on_packs(read) or [] if TuningKey.of(r).digests not in known)]
 
     def related_decisions(self, job: Job) -> list[rows.StoredDecision]:
-        """Decisions for the program's name that hold at other keys, in other spaces or elsewhere; a pack's come last."""
+        """Decisions for the program's name and this key: of older source, elsewhere, in other spaces; a pack's come last."""
 
         def read(connection: sqlite3.Connection) -> list[rows.StoredDecision]:
             return decisions.related_decisions(connection, job, self.connection.complain)

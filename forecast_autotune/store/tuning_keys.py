@@ -74,13 +74,16 @@ def alike(connection: sqlite3.Connection, hardware: Hardware) -> list[int]:
     The nearest comes last.
     """
     limit_w = hardware.power_limit_w
-    matching = connection.execute(
-        "SELECT id FROM hardware WHERE digest = :digest AND (power_limit_w = 0 OR :limit_w = 0"
-        " OR 10 * min(power_limit_w, :limit_w) >= 9 * max(power_limit_w, :limit_w))"
-        " ORDER BY abs(power_limit_w - :limit_w) DESC, id",
-        {"digest": hardware.digest, "limit_w": limit_w},
+    known = connection.execute(
+        "SELECT id, CAST(power_limit_w AS INTEGER) FROM hardware WHERE digest = ? ORDER BY abs(power_limit_w - ?) DESC, id",
+        (hardware.digest, limit_w),
     )
-    return [number for (number,) in matching.fetchall()]
+    return [number for number, other_w in known.fetchall() if limits_alike(limit_w, other_w)]
+
+
+def limits_alike(limit_w: int, other_w: int) -> bool:
+    """Whether times under two power limits in watts compare: they differ by a tenth at most, or one is unknown, 0."""
+    return 0 in (limit_w, other_w) or 10 * min(limit_w, other_w) >= 9 * max(limit_w, other_w)
 
 
 def tuning_keys_of(connection: sqlite3.Connection, place: TuningKey) -> list[Ids]:

@@ -532,6 +532,16 @@ def test_pending_says_what_keys_that_look_alike_differ_by(tmp_path: Path, capsys
     assert programs == {job.workload.program.digest for job in namesakes}
 
 
+def test_pending_shows_what_long_flags_differ_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with SqliteStore(tmp_path) as opened:
+        for last in ("-ffast-math", "-fno-math-errno"):
+            flags = f'extra_cflags=["-O3","-march=native","-funroll-loops","-fno-semantic-interposition","{last}"]'
+            opened.note_pending(a_job(toolchain=Toolchain(versions={"flags": flags})), "mode cached")
+    out = printed(capsys, "pending", "--dir", str(tmp_path))[0]
+    assert "flags … -ffast-math " in out
+    assert "flags … -fno-math-errno " in out
+
+
 def test_doctor_finds_a_misspelt_setting_and_says_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_BUGDET", "16")
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "fast")

@@ -43,8 +43,12 @@ from forecast_autotune.settings import Settings
 from forecast_autotune.store.config_files import VLLM
 from forecast_autotune.store.config_files.fused_moe import ROW
 from forecast_autotune.store.config_files.imported import import_files
+from forecast_autotune.store.decisions import keep_decision
+from forecast_autotune.store.outcomes import keep_outcome
 from forecast_autotune.store.queries import StoreFile
+from forecast_autotune.store.rows import StoredOutcome, TuningKey
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.store.tuning_keys import keep_tuning_key
 from forecast_autotune.surrogates import prior
 from forecast_autotune.surrogates.base import BaseSession, StatelessSurrogate, WrappedSurrogate
 from forecast_autotune.surrogates.blend import Blend
@@ -69,6 +73,8 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
     store.record_decision(job, a_decision(job, Config({"BLOCK": 99})))
     with pytest.raises(CacheMissError, match="no decision for"):
         decide(job, STRICT, store=store, **acting)
+    with pytest.raises(CacheMissError, match=rf"under another toolchain .* {TUNE}\.$"):
+        decide(a_job(toolchain=NEWER), STRICT, store=store, **acting)
     store.record_decision(job, a_decision(job, job.space[1]))
     assert decide(job, STRICT, store=store, **acting).config == job.space[1]
 
@@ -76,6 +82,7 @@ def test_mode_strict_takes_a_stored_decision_only_if_the_space_holds_it() -> Non
 TUNE, ANY = "Tune it once with FORECAST_AUTOTUNE_MODE=tune", "FORECAST_AUTOTUNE_TOOLCHAIN=any"
 NEWER = Toolchain(versions={**TOOLCHAIN.versions, "torch": "2.14.0"})
 LARGER = Space.grid({"BLOCK": [64, 128, 256, 512], "num_warps": [2, 4]})
+OF_SAME_SIZE = Space.grid({"BLOCK": [64, 128, 512], "num_warps": [2, 4]})
 
 
 @pytest.mark.parametrize(
@@ -86,6 +93,7 @@ LARGER = Space.grid({"BLOCK": [64, 128, 256, 512], "num_warps": [2, 4]})
             f"it was decided under another toolchain (torch 2.13.0, here 2.14.0). {TUNE}, or take that decision with {ANY}.",
         ),
         ({"space": LARGER}, f"it was decided in another space (6 configs then, 8 now). {TUNE}."),
+        ({"space": OF_SAME_SIZE}, f"it was decided in another space (other configs). {TUNE}."),
         ({"source": "def rmsnorm(): pass"}, f"it was decided in another version of its source. {TUNE}."),
         (
             {"hardware": replace(HARDWARE, name="NVIDIA H100")},
@@ -94,15 +102,24 @@ LARGER = Space.grid({"BLOCK": [64, 128, 256, 512], "num_warps": [2, 4]})
         ({"hardware": replace(HARDWARE, memory_gib=80)}, "on other hardware of that name (memory_gib 141, here 80)"),
         ({"hardware": replace(HARDWARE, power_limit_w=300)}, "under a power limit of 700 W, here 300 W"),
         (
+            {"hardware": replace(HARDWARE, power_limit_w=300), "toolchain": NEWER},
+            f"under a power limit of 700 W, here 300 W, under another toolchain (torch 2.13.0, here 2.14.0). {TUNE}.",
+        ),
+        (
+            {"hardware": replace(HARDWARE, power_limit_w=650), "toolchain": NEWER},
+            f"it was decided under another toolchain (torch 2.13.0, here 2.14.0). {TUNE}, or take that decision with {ANY}.",
+        ),
+        (
             {"toolchain": NEWER, "space": LARGER},
             f"in another space (6 configs then, 8 now), under another toolchain (torch 2.13.0, here 2.14.0). {TUNE}.",
         ),
         (
             {"key": {"n": 5}, "toolchain": NEWER},
-            "the nearest key known is rmsnorm(n=4096), decided under another toolchain",
+            "the nearest key known is rmsnorm(n=4096), measured under another toolchain",
         ),
         ({"key": {"n": 5}}, f"the nearest key known is rmsnorm(n=4096). {TUNE}."),
-        ({"name": "another"}, f"nor for any other key of it. {TUNE}."),
+        ({"key": {"n": 4096.0}}, f"the nearest key known is rmsnorm(n=4096). {TUNE}."),
+        ({"name": "another"}, f"no decision for another(n=4096) on NVIDIA H200 (132 SMs). {TUNE}."),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
@@ -113,12 +130,52 @@ def test_mode_strict_names_what_the_closest_decision_differs_in(
     idle: Any = object()
     with SqliteStore(tmp_path / "tuned") as store:
         for other in (a_job(), a_job(key={"n": 1}, source="older")):
+            store.record_outcome(other, "run", SPACE[0], a_measurement(), None)
             store.record_decision(other, a_decision(other))
     StoreFile(tmp_path / "tuned").export(tmp_path / "pack.jsonl")
     asked = SqliteStore(None, packs=[tmp_path / "pack.jsonl"]) if packed else SqliteStore(tmp_path / "tuned")
     with asked, pytest.raises(CacheMissError) as missed:
         decide(a_job(**changes), STRICT, store=asked, compiler=idle, measurer=idle)
     assert said in str(missed.value)
+
+
+def test_mode_strict_shows_the_flags_that_long_lists_differ_in() -> None:
+    idle: Any = object()
+    store = SqliteStore.in_memory()
+    then, now = (
+        a_job(toolchain=Toolchain(versions={"flags": flags(last)})) for last in ("-ffast-math", "-fno-math-errno")
+    )
+    store.record_decision(then, a_decision(then))
+    with pytest.raises(CacheMissError, match=r"\(flags … -ffast-math, here … -fno-math-errno\)"):
+        decide(now, STRICT, store=store, compiler=idle, measurer=idle)
+
+
+def flags(last: str) -> str:
+    return f'extra_cflags=["-O3","-march=native","-funroll-loops","-fno-semantic-interposition","{last}"]'
+
+
+def test_mode_strict_names_the_nearest_of_thousands_of_keys(tmp_path: Path) -> None:
+    idle: Any = object()
+
+    def fill(connection: Any) -> None:
+        for n in range(1_500):
+            job = a_job(key={"n": n, "m": 4096})
+            place = TuningKey.of(job)
+            keep_tuning_key(connection, place, 1e9)
+            keep_outcome(connection, place, outcome)
+            keep_decision(connection, place, a_decision(job, decided_at=1.8e9 + n))
+
+    outcome = StoredOutcome(
+        config=SPACE[0], outcome=a_measurement(), forecast=None, default=SPACE.default, run="run", recorded_at=1e9
+    )
+    with SqliteStore(tmp_path) as store:
+        store.connection.write(fill)
+        with pytest.raises(CacheMissError, match=r"the nearest key known is rmsnorm\(n=7, m=4096\)\. Tune"):
+            decide(a_job(key={"n": 7, "m": 4097}), STRICT, store=store, compiler=idle, measurer=idle)
+        edited = a_job(key={"n": 3, "m": 4096}, source="edited")
+        with pytest.raises(CacheMissError, match="it was decided in another version of its source"):
+            decide(edited, STRICT, store=store, compiler=idle, measurer=idle)
+        assert [each.place.workload.key["n"] for each in store.related_decisions(edited)] == [3]
 
 
 def test_without_measuring_a_decision_for_other_constexprs_is_taken(tmp_path: Path) -> None:
