@@ -1,4 +1,4 @@
-"""Which errors are a config's own: Triton's, by the names of their classes, so that nothing of Triton is imported."""
+"""Which errors are a config's own, and which are of memory: by the names of their classes, so that nothing is imported."""
 
 from __future__ import annotations
 
@@ -31,3 +31,20 @@ def is_of_the_config(message: str) -> bool:
         message: an exception as `raised` puts it.
     """
     return message.partition(":")[0] in _OF_THE_CONFIG
+
+
+def of_memory(err: BaseException) -> bool:
+    """Whether memory ran out, of the host or of a device."""
+    return says_of_memory(raised(err))
+
+
+def says_of_memory(message: str) -> bool:
+    """Whether an exception is of memory that ran out.
+
+    Args:
+        message: an exception as `raised` puts it.
+    """
+    return message.startswith(("MemoryError", "OutOfMemoryError")) or any(
+        words in message.lower()
+        for words in ("out of memory", "can't allocate memory")  # the latter are torch's for a CPU
+    )

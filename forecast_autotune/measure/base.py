@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
 from ..core.config import Config
-from ..core.config_errors import is_of_the_config, raised
+from ..core.config_errors import is_of_the_config, of_memory, raised, says_of_memory
 from ..core.outcome import Failure, Measurement, Outcome, Stage
 from ..core.signal_handlers import raised_by_signal_handler
 from ..core.timing_limits import IN_FULL, TimingLimits
@@ -323,13 +323,3 @@ class _Trying:
         """A failure at this stage, unless another is given, that cost the time so far."""
         cost_s = time.perf_counter() - self.began
         return Failure(stage=stage or self.stage, message=message, cost_s=cost_s, crashed=crashed, transient=transient)
-
-
-def of_memory(err: BaseException) -> bool:
-    """Whether memory ran out, of the host or of a device."""
-    return says_of_memory(raised(err))
-
-
-def says_of_memory(message: str) -> bool:
-    """Whether an exception in words is of memory that ran out."""
-    return message.startswith(("MemoryError", "OutOfMemoryError")) or "out of memory" in message.lower()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ..core.config_errors import raised
+from ..core.config_errors import of_memory, raised
 from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError
 from ..processes.machine import usable_memory_bytes
@@ -42,13 +42,13 @@ class UnportableError(AutotuneError):
 
 @contextmanager
 def _failed_copies_are_refused() -> Iterator[None]:
-    """Raise `UnportableError` for whatever copying raises: that is no config's failure."""
+    """Raise `UnportableError` for whatever copying raises, which is no config's failure; a lack of memory may pass."""
     try:
         yield
     except AutotuneError:
         raise
     except Exception as err:
-        if raised_by_signal_handler(err):
+        if of_memory(err) or raised_by_signal_handler(err):
             raise
         raise UnportableError(
             f"configs are tried on copies of the arguments, and copying these fails: {raised(err)}"

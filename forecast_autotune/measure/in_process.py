@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..core.config import Config
-from ..core.config_errors import raised
+from ..core.config_errors import of_memory, raised
 from ..core.outcome import Measurement
 from ..core.signal_handlers import raised_by_signal_handler
 from ..core.timing_limits import IN_FULL, TimingLimits
-from .base import Attempt, BaseMeasurer, DeviceLostError, RunResult, of_memory
+from .base import Attempt, BaseMeasurer, DeviceLostError, RunResult
 from .buffers import Buffer, Buffers, equal, load_kernels, memory_of, nudged, reads_itself, stand_in
 from .checks import close, disagreement
 from .clocks import Clock, CpuClock, Launch, cuda_clock

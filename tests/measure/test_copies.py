@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -211,6 +212,25 @@ def test_state_and_borrowed_tensors_that_cannot_be_copied_are_refused() -> None:
         CopiedArguments((), state={"w": freed(torch.ones(2))})
     with pytest.raises(UnportableError, match="copying these fails"):
         BorrowedArguments((), {}, restored={"w": freed(torch.ones(2))}, zeroed={})
+
+
+@pytest.mark.parametrize(
+    "err",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 20 bytes"),
+        MemoryError(),
+    ],
+)
+def test_a_lack_of_memory_while_copying_is_raised_as_it_is(err: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "clone", Mock(side_effect=err))
+    x = torch.ones(2)
+    with pytest.raises(type(err)) as caught:
+        copies_of(x)
+    assert caught.value is err
+    with pytest.raises(type(err)) as caught:
+        BorrowedArguments((x,), {}, restored={"x": x}, zeroed={})
+    assert caught.value is err
 
 
 def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> None:

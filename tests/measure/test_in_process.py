@@ -546,7 +546,14 @@ def test_what_is_the_configs_own_doing_is_kept(kind: type[Exception]) -> None:
     assert outcome.refused is (kind is not CompilationError)  # no warning where the config rules itself out
 
 
-@pytest.mark.parametrize("err", [RuntimeError("Triton Error [CUDA]: out of memory"), MemoryError()])
+@pytest.mark.parametrize(
+    "err",
+    [
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 20 bytes"),
+        MemoryError(),
+    ],
+)
 def test_a_lack_of_memory_is_never_held_against_a_config(err: Exception) -> None:
     with measurer([add_in_place, raising(err)], {"x": torch.zeros(4)}) as measuring:
         measuring.measure(DEFAULT)

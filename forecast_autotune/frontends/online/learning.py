@@ -9,12 +9,11 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from ...core.config import Config
-from ...core.config_errors import raised
+from ...core.config_errors import of_memory, raised
 from ...core.decision import Decision
 from ...core.outcome import Failure
 from ...core.signal_handlers import raised_by_signal_handler
 from ...errors import AutotuneError
-from ...measure.base import of_memory
 from ...measure.call_turns import Turn
 from ...measure.observers import unobserved, unpack_hook
 from ...measure.real_calls import RealCalls

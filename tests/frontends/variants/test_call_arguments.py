@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from toy import Toy
@@ -712,6 +713,19 @@ def test_a_call_that_cannot_be_tuned_runs_its_default_with_one_warning(kind: str
         f"{__name__}.<lambda> runs its default where it cannot be tuned"
     ]
     assert not tuned.decisions
+
+
+def test_a_call_short_of_memory_for_copies_leaves_its_key_to_be_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(x: Any) -> Any:
+        time.sleep(LAZY_S)
+        return x.sin()
+
+    tuned, x = fa.variants([slow, lambda x: x.sin()]), torch.ones(2)
+    with monkeypatch.context() as short:
+        short.setattr(torch.Tensor, "clone", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
+        tuned(x)
+    tuned(x)
+    assert chosen(tuned) == ["<lambda>"]
 
 
 def test_a_freed_weight_that_variants_fill_is_no_configs_failure() -> None:
