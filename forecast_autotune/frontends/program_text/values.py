@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from ...core.signal_handlers import raised_by_signal_handler
 from ..tuned_callable import TunedCallable
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
@@ -113,22 +114,37 @@ def toolchain_text(value: Any) -> str | None:
 def array_text(value: Any) -> str | None:
     """The dtype and shape of a tensor or a NumPy array, of a DTensor also how it is spread; None of anything else.
 
-    No device is waited for, and no code of a derived class runs.
+    A nested tensor stands by dtype, number of dimensions and layout, and so does any other that cannot say its shape. No
+    device is waited for.
     """
-    bases = {f"{c.__module__}.{c.__name__}": c for c in type(value).__mro__}
+    bases: dict[str, Any] = {f"{c.__module__}.{c.__name__}": c for c in type(value).__mro__}
     if (array := bases.get("numpy.ndarray")) is not None:
-        return _dtype_and_shape(array, value)
+        return f"{array.dtype.__get__(value)}, {array.shape.__get__(value)}"
     if (tensor := bases.get("torch.Tensor")) is None:
         return None
     import torch
 
     with torch._C.DisableTorchFunction():
-        text = _dtype_and_shape(tensor, value)
+        text = _tensor_text(tensor, value)
     if "torch.distributed.tensor.DTensor" in bases:
         text += f", {value.placements} on a mesh of {tuple(value.device_mesh.shape)}"
     return text
 
 
-def _dtype_and_shape(base: Any, value: Any) -> str:
-    """As the base class knows them, whatever a derived one says."""
-    return f"{base.dtype.__get__(value)}, {tuple(base.shape.__get__(value))}"
+def _tensor_text(base: Any, value: Any) -> str:
+    """What the base class knows, whatever a derived one says."""
+    dtype, layout = base.dtype.__get__(value), base.layout.__get__(value)
+    # Sizes of a nested tensor, where it has any, are symbols that count those made before in this process.
+    if not base.is_nested.__get__(value) and (shape := _known(base.shape, value)) is not None:
+        return f"{dtype}, {tuple(shape)}"
+    return f"{dtype}, {_known(base.ndim, value)} dimensions, {layout}"
+
+
+def _known(attribute: Any, value: Any) -> Any:
+    """An attribute of a tensor; None where it cannot say: torch may ask a derived class for its sizes."""
+    try:
+        return attribute.__get__(value)
+    except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
+        return None

@@ -318,6 +318,32 @@ def test_tensors_and_arrays_stand_by_class_dtype_and_shape(made: Callable[[], An
     assert CodeText().text_of(made()) == text
 
 
+class Sizeless(torch.Tensor):
+    """Asked for its sizes by torch, which it does not say."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), dispatch_sizes_strides_policy="sizes")
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any) -> Any:
+        raise ValueError("not me")
+
+
+def nested(**kwargs: Any) -> Any:
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
+def test_tensors_without_plain_sizes_stand_by_dimensions_and_layout() -> None:
+    for _ in range(2):  # torch counts those that are jagged in their sizes
+        assert CodeText().text_of(nested(layout=torch.jagged)) == (
+            "NestedTensor(torch.float32, 2 dimensions, torch.jagged)"
+        )
+    assert CodeText().text_of(nested()) == "Tensor(torch.float32, 2 dimensions, torch.strided)"
+    assert "torch.float32, None dimensions, torch.strided" in CodeText().text_of(Sizeless())
+
+
 def test_a_spread_tensor_stands_by_placements_and_mesh() -> None:
     distributed = pytest.importorskip("torch.distributed.tensor")
     from torch.testing._internal.distributed.fake_pg import FakeStore
