@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..core.module_names import module_name
 from ..processes.machine import usable_cores
-from .call_tensors import holds_leaves, is_fake, leaves_of_call, tensors_of_call
+from .call_tensors import FX_TRACES, holds_leaves, is_fake, leaves_of_call, tensors_of_call
 from .keys import NoKeyError, ProxyError
 from .reached import ReachedByCalls
 
@@ -128,7 +128,7 @@ def make_state_function(reached: ReachedByCalls) -> Callable[[Sequence[Any]], tu
                     if isinstance(value, module):
                         modules.append(value)
                     elif issubclass(kind, Proxy):
-                        raise ProxyError("torch.fx traces the call")
+                        raise ProxyError(FX_TRACES)
                     continue
                 if is_fake(value):
                     raise NoKeyError("an argument is a fake tensor")

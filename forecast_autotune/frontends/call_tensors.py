@@ -128,6 +128,21 @@ UNDECIDED = (EMPTY, UNINITIALIZED)
 """Why a call is not measured, and nothing is decided for it either."""
 
 
+FX_TRACES = "torch.fx traces the call"
+"""Why a call is not tuned while `is_fx_tracing`."""
+
+
+def is_fx_tracing() -> bool:
+    """Whether `torch.fx.symbolic_trace` runs: whatever a call does would become part of its graph."""
+    from torch.fx import _symbolic_trace
+
+    if not getattr(_symbolic_trace, "is_fx_symbolic_tracing", bool)():
+        return False
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is None  # else it is `make_fx`, which traces tensors, and of which tuning can be hidden
+
+
 def is_capturing() -> bool:
     """Whether a CUDA graph is being captured: timing would wait for the device, which breaks the capture."""
     import torch

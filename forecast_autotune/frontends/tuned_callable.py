@@ -19,8 +19,10 @@ from ..measure.state import tensors_reached
 from ..store.explanation.explanation import Explanation
 from .call_state import CallState, make_state_function, modules_of_call, state_without_data
 from .call_tensors import (
+    FX_TRACES,
     UNINITIALIZED,
     hold_no_data,
+    is_fx_tracing,
     labelled_tensors,
     versions_of_tensors,
     why_unmeasured,
@@ -181,6 +183,9 @@ class TunedCallable:
         if entry is None:
             key = without_nan(key)
             entry = self.dispatcher.table.get(key)
+        if (entry is None or entry.provisional is not None) and is_fx_tracing():
+            self.note_untuned(FX_TRACES)
+            return self._default(values, args, kwargs).call(*args, **kwargs)
         if (hook := unpack_hook()) is not None:
             entry = self._repeated.entry(key, hook, partial(self._decided, key, call))
         else:
@@ -271,8 +276,8 @@ class TunedCallable:
         """
         if not isinstance(err, NoKeyError) and raised_by_signal_handler(err):
             raise err
-        if isinstance(err, ProxyError):
-            self.note_untuned(str(err))
+        if isinstance(err, ProxyError) or is_fx_tracing():
+            self.note_untuned(FX_TRACES)
             return None
         if hold_no_data(values):
             try:

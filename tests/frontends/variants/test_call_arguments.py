@@ -755,6 +755,45 @@ def test_what_torch_fx_traces_is_the_default_alone(key: Any) -> None:
     assert not tuned.decisions
 
 
+class Learned(torch.nn.Module):
+    def __init__(self, key: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(8))
+        self.part = fa.variants([self.first, self.second], key=key)
+
+    def first(self, n: int) -> Any:
+        return self.weight.sin()[:n]
+
+    def second(self, n: int) -> Any:
+        return self.weight[:n].sin()
+
+    def forward(self, x: Any) -> Any:
+        return x + self.part(4)
+
+
+def refused(*_: Any) -> Any:
+    raise TypeError("a traced value is no number")
+
+
+@pytest.mark.parametrize("key", [None, refused])
+def test_what_torch_fx_traces_is_seen_where_no_argument_shows_it(key: Any) -> None:
+    module = Learned(key)
+    with pytest.warns(TuningWarning, match="runs its default where it cannot be tuned: torch.fx traces the call"):
+        graph = torch.fx.symbolic_trace(module)
+    assert [str(node.target).rpartition(".")[2] for node in graph.graph.nodes] == [
+        "x", "weight", "sin", "<built-in function getitem>", "<built-in function add>", "output",
+    ]  # fmt: skip
+    assert not module.part.decisions
+
+
+def test_what_make_fx_traces_is_tuned() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    tuned = fa.variants([lambda x: x.sin(), lambda x: x.sin() + 0])
+    make_fx(lambda x: tuned(x))(torch.ones(8))
+    assert len(tuned.decisions) == 1
+
+
 class Mode(enum.Enum):
     FAST = 1
 
