@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, repeat
+from operator import itemgetter
 from typing import Any
 
 from ..core.signal_handlers import raised_by_signal_handler
@@ -102,7 +103,10 @@ def _leaves(labelled: Iterable[tuple[str, Any]], labels: list[str] | None = None
 def _labelled_parts(label: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a container holds, by label; without labels where it has none, for they take as long as all else."""
     if isinstance(value, dict):
-        return zip((f"{label}[{key}]" for key in value) if label else repeat(""), value.values(), strict=False)
+        items = value.items()  # alone: the `values` of an AttrDict may be an entry of it
+        if not label:
+            return zip(repeat(""), map(itemgetter(1), items))
+        return ((f"{label}[{key}]", held) for key, held in items)
     if isinstance(value, (list, tuple)):
         return zip((f"{label}[{i}]" for i in count()) if label else repeat(""), value, strict=False)
     return _fields(label, value)

@@ -97,7 +97,7 @@ def _part(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return (kind, *map(_part, value))
     if isinstance(value, dict):
-        return (kind, *zip(map(_part, value), map(_part, value.values()), strict=True))
+        return (kind, *[(_part(k), _part(v)) for k, v in value.items()])
     if isinstance(value, (numbers.Number, str, enum.Enum)) or kind.__module__ == "torch":  # dtype, device, layout
         return (kind, value) if value == value else "nan"
     raise NoKeyError(

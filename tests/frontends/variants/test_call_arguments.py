@@ -12,7 +12,7 @@ import time
 import timeit
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import Mock
 
@@ -141,6 +141,46 @@ def test_thousands_of_views_of_one_buffer_are_not_compared_pair_by_pair() -> Non
         return min(timeit.repeat(lambda: call_state._overlaps(views), number=1, repeat=5))
 
     assert best_s(4_000) < 30 * best_s(400)
+
+
+class AttrDict(dict[str, Any]):
+    """As in many programs: an entry named `values` hides the method."""
+
+    def __init__(self, **entries: Any) -> None:
+        super().__init__(**entries)
+        self.__dict__ = self
+
+
+class PublicDict(dict[str, Any]):
+    """Hides entries, but not from `values()`."""
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in super().__iter__() if not key.startswith("_"))
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+
+def test_a_dict_may_hold_an_entry_named_values() -> None:
+    def lazy_top(top: AttrDict) -> Any:
+        return lazy(top.values)
+
+    def quick_top(top: AttrDict) -> Any:
+        return quick(top.values)
+
+    function, top = fa.variants([lazy_top, quick_top]), AttrDict(values=torch.ones(4), indices=torch.arange(4))
+    assert torch.equal(function(top), top.values.sin())
+    assert chosen(function) == ["quick_top"]
+    assert list(call_tensors.labelled_tensors([top], ["top"])) == ["top[values]", "top[indices]"]
+
+
+def test_a_dict_of_its_own_class_is_taken_as_its_items() -> None:
+    shown = PublicDict(_cached=torch.ones(9)[1:], x=torch.ones(8))
+    assert call_tensors.leaves_of_call([shown]) == [shown["x"]]
+    assert call_tensors.labelled_tensors([shown], ["d"]) == {"d[x]": shown["x"]}
+    function = fa.variants([lambda d: lazy(d["x"]), lambda d: quick(d["x"])])
+    assert torch.equal(function(shown), shown["x"].sin())
+    assert [decision.basis for decision in function.decisions.values()] == ["measured"]
 
 
 def test_a_decided_call_looks_at_the_class_alone_of_what_containers_hold(
