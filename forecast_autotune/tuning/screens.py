@@ -66,8 +66,11 @@ class Terminal:
     def columns(self) -> int:
         """As many as the user says, else the terminal."""
         columns = 0
-        with contextlib.suppress(OSError, ValueError):
+        try:
             columns = int(os.environ.get("COLUMNS") or os.get_terminal_size(self.stream.fileno()).columns)
+        except (OSError, ValueError) as err:
+            if raised_by_signal_handler(err):
+                raise
         return max(20, columns) if columns > 0 else 80
 
     def show(self, text: str) -> None:
@@ -231,7 +234,9 @@ def _is_terminal(stream: Any) -> bool:
     """Whether a live line can be drawn there."""
     try:
         return bool(stream.isatty()) and os.environ.get("TERM", "") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # the program has none, or has closed it
+    except (AttributeError, ValueError) as err:  # the program has none, or has closed it
+        if raised_by_signal_handler(err):
+            raise
         return False
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from contracts.store_contract import TOOLCHAIN, a_job
+from deadline import DeadlineError, deadline_in
 from moe import DEFAULT, H100, SPACE, UNSET, config, keep, layer_job
 
 from forecast_autotune.cli._parsing import FORMATS as NAMES
@@ -19,7 +20,7 @@ from forecast_autotune.core.hardware import Toolchain
 from forecast_autotune.core.job import Job
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError, StoreWarning
-from forecast_autotune.store.config_files import FLA, FORMATS, SGLANG, VLLM
+from forecast_autotune.store.config_files import FLA, FORMATS, SGLANG, VLLM, imported
 from forecast_autotune.store.config_files.base import Export, Tuned, Where, dtypes_of, write
 from forecast_autotune.store.config_files.fused_moe import BATCH_SIZES, Layer, layer_of
 from forecast_autotune.store.config_files.imported import (
@@ -469,6 +470,13 @@ def test_a_kept_file_that_breaks_later_is_left_out(
     kept.symlink_to("/dev/zero")
     with pytest.warns(StoreWarning, match="it is no plain file"):
         assert suggested(tmp_path, layer_job()) == ()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Path, "stat"), (imported, "read_text"), (imported, "_in_space")])
+def test_a_deadline_while_kept_files_are_read_is_not_lost(tmp_path: Path, owner: Any, name: str) -> None:
+    taken_in(tmp_path, a_file(tmp_path / "in", ROWS))
+    with deadline_in(owner, name), pytest.raises(DeadlineError):
+        suggested(tmp_path, layer_job())
 
 
 def test_a_config_file_leads_out_of_no_folder(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 
-class DeadlineError(OSError):
-    """The program's own, as TimeoutError is: of a class that much code passes over."""
+class DeadlineError(OSError, ValueError):
+    """The program's own, as TimeoutError is: of classes that much code passes over."""
 
 
 def _raise(*_: object) -> None:

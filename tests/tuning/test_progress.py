@@ -727,6 +727,8 @@ def test_ctrl_c_ends_the_program_and_takes_the_line_down(tmp_path: Path) -> None
         (threading, "_start_joinable_thread" if sys.version_info >= (3, 13) else "_start_new_thread"),
         (progress._Ticker, "stop"),
         (threading.Thread, "join"),
+        (Stream, "isatty"),
+        (Stream, "fileno"),
         (Stream, "write"),
         (Terminal, "release"),
     ],
@@ -736,6 +738,7 @@ def test_what_a_handler_of_signals_raises_reaches_the_program(
 ) -> None:
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    monkeypatch.delenv("COLUMNS")
 
     def tune() -> None:
         with show_progress("a kernel") as run:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.job import Job
+from ...core.signal_handlers import raised_by_signal_handler
 from ...core.text import error_text, plain
 from ...core.user_warnings import warn_once
 from ...errors import InvalidInputError, StoreWarning
@@ -97,12 +98,12 @@ def remove_imported(store: Path) -> None:
 
 
 def suggested(store: Path, job: Job) -> tuple[Config, ...]:
-    """Configs of a job's space that imported files name as the best; never raises."""
+    """Configs of a job's space that imported files name as the best; raises only what a handler of signals does."""
     configs: dict[Config, None] = {}
     for known in FORMATS.values():
         kept = _KeptFiles(store / FOLDER / known.name)
         try:
-            for source, knobs in known.suggest(job, kept) if kept.root.is_dir() else ():
+            for source, knobs in known.suggest(job, kept) if kept.is_there() else ():
                 config = _in_space(knobs, job)
                 if config is None:
                     log.warning("%s: what %s of %s names %s", job.workload, source, known.name, _unfit(knobs, job))
@@ -110,6 +111,8 @@ def suggested(store: Path, job: Job) -> tuple[Config, ...]:
                     log.info("%s: %s is tried first, for %s of %s names it", job.workload, config, source, known.name)
                     configs[config] = None
         except Exception as err:  # whatever stands in a file, the run goes on as without it
+            if raised_by_signal_handler(err):
+                raise
             warn_once(
                 f"{kept.root}: imported configs are not used ({type(err).__name__}: {error_text(err)})", StoreWarning
             )
@@ -136,6 +139,13 @@ class _KeptFiles:
     def __init__(self, root: Path) -> None:
         self.root = root
 
+    def is_there(self) -> bool:
+        """Whether there is a folder of them. `Path.is_dir` of Python 3.14 passes over a program's deadline."""
+        try:
+            return stat.S_ISDIR(self.root.stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def read(self, name: str) -> Json | None:
         """A file's content; None where there is none, or it is broken, which is warned of."""
         path = self.root / name
@@ -146,6 +156,8 @@ class _KeptFiles:
         except FileNotFoundError:
             return None
         except (OSError, InvalidInputError) as err:
+            if raised_by_signal_handler(err):
+                raise
             warn_once(f"{path} is left out: {error_text(err)}. Import it again", StoreWarning)
             return None
         return value if isinstance(value, dict) else None
