@@ -218,6 +218,8 @@ def median(values: Array) -> Array:
 
     ordered = np.sort(values, axis=-1)
     n = ordered.shape[-1]
+    if n == 0:
+        return np.full(ordered.shape[:-1], np.nan)
     middle: Array = 0.5 * (ordered[..., (n - 1) // 2] + ordered[..., n // 2])
     return np.where(np.isnan(ordered[..., -1]), np.nan, middle)
 

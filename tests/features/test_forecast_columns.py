@@ -130,3 +130,8 @@ def test_a_median_is_as_numpys_own(n: int) -> None:
     assert float(median(values[0])) == np.median(values[0])
     values[1, -1] = math.nan
     assert np.isnan(median(values)).tolist() == [False, True, False]
+
+
+def test_a_median_of_nothing_is_nan() -> None:
+    assert np.isnan(float(median(np.zeros(0))))
+    assert np.isnan(median(np.zeros((3, 0)))).tolist() == [True] * 3
