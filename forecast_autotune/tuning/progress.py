@@ -256,7 +256,7 @@ class _Board:
     def _choose_ticker(self) -> None:
         """Have a thread that ticks, one that sums up after a pause, or none."""
         wanted = self._wanted_action()
-        if self._ticker is not None and self._ticker.action == wanted and self._ticker.is_alive():
+        if self._ticker is not None and self._ticker.action == wanted and not self._ticker.has_ended:
             return
         self._stop_ticker()
         with self._drawing:
@@ -285,27 +285,35 @@ class _Ticker(threading.Thread):
         self.action = action
         self._board = board
         self._again = again
-        self._begun = threading.Lock()
-        self._begun.acquire()
+        self._begun = threading.Event()
         self._stopped = threading.Event()
         self._context = contextvars.copy_context()  # in which a notebook's cell stands
 
     def start(self) -> None:
-        """Have it begin, and wait until it has.
+        """Have it begin soon; beside busy threads that takes milliseconds, and each config timed on the CPU would wait.
 
         Another thread starts it: handlers of signals run in the main one, and what they raise would leave `Thread.start`
         half done.
         """
-        _thread.start_new_thread(self._start_whole, ())
-        self._begun.acquire()
+        try:
+            _thread.start_new_thread(self._start_whole, ())
+        except RuntimeError:  # no thread to be had
+            self._begun.set()
+            raise
 
     def _start_whole(self) -> None:
         try:
-            super().start()
+            if not self._stopped.is_set():
+                super().start()
         except RuntimeError:
             log.debug("no thread to be had", exc_info=True)
         finally:
-            self._begun.release()
+            self._begun.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it acts no more, or could not begin."""
+        return self._begun.is_set() and not self.is_alive()
 
     def run(self) -> None:
         """Wait and act."""
@@ -318,8 +326,10 @@ class _Ticker(threading.Thread):
     def stop(self) -> None:
         """Have it end; once this returns, it wakes no more."""
         self._stopped.set()
-        if self is not threading.current_thread() and self.is_alive():
-            self.join(STOP_S)
+        if self is not threading.current_thread():
+            self._begun.wait(STOP_S)
+            if self.is_alive():
+                self.join(STOP_S)
 
 
 _board = _Board()

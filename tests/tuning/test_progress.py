@@ -126,14 +126,19 @@ def keys(count: int, name: str = "matmul") -> list[Job]:
     return [job(name, key={"n": n}) for n in range(count)]
 
 
+def ticker_once_begun() -> progress._Ticker:
+    ticker = progress._board._ticker
+    assert ticker is not None
+    assert ticker._begun.wait(60)
+    return ticker
+
+
 def let_the_pause_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have many keys summed up as after `PAUSE_S`: the run that ends here has the wait begin anew, and it takes no time."""
     monkeypatch.setattr(progress, "PAUSE_S", 0.0)
     with show_progress("a kernel"):
         pass
-    ticker = progress._board._ticker
-    assert ticker is not None
-    ticker.join(60)
+    ticker_once_begun().join(60)
 
 
 # On a terminal ------------------------------------------------------------------------------------------------------
@@ -674,6 +679,41 @@ def test_two_threads_tune_and_no_thread_of_ours_is_left(terminal: Stream) -> Non
     assert screen_after(terminal.getvalue()) == []
 
 
+def test_a_run_does_not_wait_for_the_thread_that_ticks_to_begin(
+    terminal: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_begin, begin = threading.Event(), threading.Thread.start
+
+    def begin_late(thread: threading.Thread) -> None:
+        may_begin.wait(5)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", begin_late)
+    with show_progress("a kernel") as run:
+        ticker = progress._board._ticker
+        assert ticker is not None
+        assert not ticker.is_alive()
+        tell(run)
+        assert progress._board._ticker is ticker
+        may_begin.set()
+    assert not ticker.is_alive()
+    assert ticker.has_ended
+    assert screen_after(terminal.getvalue()) == []
+
+
+def test_where_no_thread_is_to_be_had_nothing_is_waited_for(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(progress._thread, "start_new_thread", refuse)
+    monkeypatch.setattr(progress, "STOP_S", 60.0)
+    began = time.monotonic()
+    with show_progress("a kernel") as run:
+        tell(run, timing=True)
+    assert time.monotonic() - began < 30
+    assert screen_after(terminal.getvalue()) == []
+
+
 FORKS = """
 with show_progress("kernel slow"):
     await_line()
@@ -742,6 +782,7 @@ def test_what_a_handler_of_signals_raises_reaches_the_program(
 
     def tune() -> None:
         with show_progress("a kernel") as run:
+            ticker_once_begun()
             tell(run, timing=True)
             close(run)
 
