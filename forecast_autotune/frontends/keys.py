@@ -192,7 +192,7 @@ def device_of(args: Sequence[Any]) -> str:
     """The device of the first CUDA tensor in a call, lists and dicts included: `cuda:0`; without one, `cpu`."""
     for value in args:
         if isinstance(value, (list, tuple, dict)):
-            inner = device_of(tuple(value.values()) if isinstance(value, dict) else value)
+            inner = device_of(tuple(held for _, held in value.items()) if isinstance(value, dict) else value)
             if inner != "cpu":
                 return inner
         elif getattr(value, "is_cuda", False):
