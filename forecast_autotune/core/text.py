@@ -32,7 +32,12 @@ def told_apart(texts: Sequence[str], most: int) -> list[str]:
     for tried in (own_words, [f"…{text[begun_alike:]}" for text in texts]):
         cut = [shortened(text, most) for text in tried]
         if len(set(cut)) == len(set(texts)):
-            break
+            return cut
+    for text in set(cut):  # some of several may have more in common than all: they are told apart by themselves
+        places = [place for place, each in enumerate(cut) if each == text]
+        if 1 < len(places) < len(cut):
+            for place, own in zip(places, told_apart([texts[place] for place in places], most), strict=True):
+                cut[place] = own
     return cut
 
 

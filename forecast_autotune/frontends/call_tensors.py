@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, repeat
 from operator import itemgetter
+from types import FrameType
 from typing import Any
 
 from ..core.signal_handlers import raised_by_signal_handler
@@ -100,10 +101,16 @@ def _leaves(labelled: Iterable[tuple[str, Any]], labels: list[str] | None = None
     return leaves
 
 
+def items_of(value: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
+    """A dict's items as its class gives them: in an AttrDict, `items` and `values` may be entries."""
+    items: Iterable[tuple[Any, Any]] = type(value).items(value)
+    return items
+
+
 def _labelled_parts(label: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a container holds, by label; without labels where it has none, for they take as long as all else."""
     if isinstance(value, dict):
-        items = value.items()  # alone: the `values` of an AttrDict may be an entry of it
+        items = items_of(value)
         if not label:
             return zip(repeat(""), map(itemgetter(1), items))
         return ((f"{label}[{key}]", held) for key, held in items)
@@ -137,14 +144,20 @@ FX_TRACES = "torch.fx traces the call"
 
 
 def is_fx_tracing() -> bool:
-    """Whether `torch.fx.symbolic_trace` runs: whatever a call does would become part of its graph."""
+    """Whether `torch.fx.symbolic_trace` runs in this thread: whatever a call does would become part of its graph."""
     from torch.fx import _symbolic_trace
 
     if not getattr(_symbolic_trace, "is_fx_symbolic_tracing", bool)():
         return False
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-    return get_proxy_mode() is None  # else it is `make_fx`, which traces tensors, and of which tuning can be hidden
+    if get_proxy_mode() is not None:
+        return False  # it is `make_fx`, which traces tensors, and of which tuning can be hidden
+    frame: FrameType | None = sys._getframe(1)
+    trace = _symbolic_trace.Tracer.trace.__code__
+    while frame is not None and frame.f_code is not trace:  # torch's own flag is one for all threads
+        frame = frame.f_back
+    return frame is not None
 
 
 def is_capturing() -> bool:

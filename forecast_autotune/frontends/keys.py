@@ -13,7 +13,7 @@ from typing import Any
 from ..core.digest import Value
 from ..core.text import plain, shortened
 from ..errors import AutotuneError, InvalidInputError
-from .call_tensors import labels_of
+from .call_tensors import items_of, labels_of
 
 KeyFunction = Callable[..., Hashable]
 
@@ -97,7 +97,7 @@ def _part(value: Any) -> Hashable:
     if isinstance(value, (list, tuple)):
         return (kind, *map(_part, value))
     if isinstance(value, dict):
-        return (kind, *[(_part(k), _part(v)) for k, v in value.items()])
+        return (kind, *[(_part(k), _part(v)) for k, v in items_of(value)])
     if isinstance(value, (numbers.Number, str, enum.Enum)) or kind.__module__ == "torch":  # dtype, device, layout
         return (kind, value) if value == value else "nan"
     raise NoKeyError(
@@ -192,7 +192,7 @@ def device_of(args: Sequence[Any]) -> str:
     """The device of the first CUDA tensor in a call, lists and dicts included: `cuda:0`; without one, `cpu`."""
     for value in args:
         if isinstance(value, (list, tuple, dict)):
-            inner = device_of(tuple(held for _, held in value.items()) if isinstance(value, dict) else value)
+            inner = device_of(tuple(held for _, held in items_of(value)) if isinstance(value, dict) else value)
             if inner != "cpu":
                 return inner
         elif getattr(value, "is_cuda", False):

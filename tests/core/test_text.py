@@ -18,6 +18,7 @@ FLAGS = " ".join(f"-flag{number}" for number in range(10))
         (["none", FLAGS], ["none", "-flag0 -flag1 -fl…"]),
         ([f"{FLAGS} -a -b", f"{FLAGS} -b -a"], ["…a -b", "…b -a"]),
         ([f"{'x' * 50}1", f"{'x' * 50}2"], ["…1", "…2"]),
+        ([f"-O3 {'x' * 20} -DA", f"-O3 {'x' * 20} -DB", "-O2"], ["… -DA", "… -DB", "…2"]),
     ],
 )
 def test_long_texts_are_cut_so_that_what_differs_is_seen(texts: list[str], cut: list[str]) -> None:

@@ -253,6 +253,26 @@ def test_a_server_that_limits_requests_is_asked_for_what_it_answers() -> None:
         assert [asked(answers_first(99)) for _ in range(6)] == [1, 2, 4, 8, 16, 16]
 
 
+def test_a_server_that_has_answered_is_asked_again_after_any_error() -> None:
+    with fake_server() as server:
+        budget = SearchBudget(measurements=9)
+        writer = ModelProposer.named(server.url, Settings.from_environment({}), budget)
+        server.replies["/v1/chat/completions"] = answers_first(99)
+        assert writer.propose(seen(task()), 4)
+        answered = server.replies["/v1/chat/completions"]
+        refusals = itertools.count(100)
+        server.replies["/v1/chat/completions"] = lambda s, h, _: s.json(
+            h, {"message": f"no backend for the next {next(refusals)} ms"}, 404
+        )
+        assert not writer.propose(seen(task()), 8)
+        assert "HTTP 404" in writer.trouble
+        assert not writer.ended
+        assert [n for why, n in budget.answers[server.url].unused.items() if "HTTP 404" in why] == [2]
+        server.replies["/v1/chat/completions"] = answered
+        assert writer.propose(seen(task()), 4)
+        assert not writer.trouble
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions"])
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 425, 429, 500, 503])
 def test_only_a_server_that_may_answer_later_is_waited_for(

@@ -77,6 +77,12 @@ def program_of(answer: str, parent: str) -> str:
     return text
 
 
+def _kind_of(err: ModelError) -> str:
+    """An error without the numbers that a server names in it, such as when to ask again."""
+    head, separator, told = str(err).partition(": ")
+    return f"{head}{separator}{re.sub('[0-9]+', '…', told)}"
+
+
 def _replaced(answer: str, parent: str) -> str:
     blocks = _BLOCK.findall(answer)
     if len(_MARK.findall(answer)) != 2 * len(blocks):
@@ -108,6 +114,7 @@ class ModelProposer:
         self.trouble = ""
         self._broken = ""  # why its server cannot be asked, and will not be
         self._at_once = ASKED  # answers that are asked for in one turn
+        self._was_answered = False
         self._textless = 0  # answers in a row
         self._most_tokens = 0  # of an answer so far
         self._refused: dict[str, str] = {}  # by parent: why the last answer for it was no program
@@ -172,7 +179,7 @@ class ModelProposer:
                 missing -= 1
                 if isinstance(answer, ModelError):
                     errors.append(answer)
-                    self._tally.unused[f"missing ({answer})"] += 1
+                    self._tally.unused[f"missing ({_kind_of(answer)})"] += 1
                     continue
                 answered += 1
                 self._budget.tokens_used += answer.tokens
@@ -192,6 +199,7 @@ class ModelProposer:
             errors, why = [err], str(err)
         if missing:
             self._tally.unused[f"missing ({why})"] += missing
+        self._was_answered = self._was_answered or answered > 0
         if errors and not answered:
             self._note_error(errors, is_known=had_trouble)
         if self._textless >= TEXTLESS:
@@ -201,11 +209,17 @@ class ModelProposer:
         return sorted(answers)
 
     def _note_error(self, errors: Sequence[ModelError], *, is_known: bool) -> None:
-        """No request was answered: say whether it may be asked again, with one warning."""
-        if busy := next((err for err in errors if isinstance(err, ModelBusyError)), None):
-            self.trouble = str(busy)
+        """No request was answered: say whether it may be asked again, with one warning.
+
+        Whoever has answered before may be: a gateway speaks for a server that starts anew.
+        """
+        busy = next((err for err in errors if isinstance(err, ModelBusyError)), None)
+        if busy is not None or self._was_answered:
+            self.trouble = str(busy or errors[0])
             if not is_known:
-                log.warning("%s writes nothing: %s. The search goes on without it while that lasts", self.name, busy)
+                log.warning(
+                    "%s writes nothing: %s. The search goes on without it while that lasts", self.name, self.trouble
+                )
         else:
             self._broken = f"the server could not be asked: {errors[0]}"
             log.warning("%s is asked no more: %s", self.name, errors[0])

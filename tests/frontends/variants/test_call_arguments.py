@@ -144,7 +144,7 @@ def test_thousands_of_views_of_one_buffer_are_not_compared_pair_by_pair() -> Non
 
 
 class AttrDict(dict[str, Any]):
-    """As in many programs: an entry named `values` hides the method."""
+    """As in many programs: an entry named `values` or `items` hides the method."""
 
     def __init__(self, **entries: Any) -> None:
         super().__init__(**entries)
@@ -172,6 +172,14 @@ def test_a_dict_may_hold_an_entry_named_values() -> None:
     assert torch.equal(function(top), top.values.sin())
     assert chosen(function) == ["quick_top"]
     assert list(call_tensors.labelled_tensors([top], ["top"])) == ["top[values]", "top[indices]"]
+
+
+def test_a_dict_with_an_entry_named_items_leaves_a_call_untuned_at_worst() -> None:
+    batch = AttrDict(items=torch.ones(4))
+    function = fa.variants([lambda batch: batch["items"].sin(), lambda batch: batch["items"].sin() + 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TuningWarning)
+        assert torch.equal(function(batch), batch["items"].sin())
 
 
 def test_a_dict_of_its_own_class_is_taken_as_its_items() -> None:
@@ -851,6 +859,26 @@ def test_what_torch_fx_traces_is_seen_where_no_argument_shows_it(key: Any) -> No
         "x", "weight", "sin", "<built-in function getitem>", "<built-in function add>", "output",
     ]  # fmt: skip
     assert not module.part.decisions
+
+
+def test_a_trace_of_torch_fx_in_another_thread_keeps_no_call_from_tuning() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def traced(x: Any) -> Any:
+        begun.set()
+        may_end.wait(60)
+        return x.sin()
+
+    tuned = fa.variants([lambda x: x.sin(), lambda x: x.sin() + 0])
+    tracing = threading.Thread(target=torch.fx.symbolic_trace, args=(traced,))
+    tracing.start()
+    try:
+        assert begun.wait(60)
+        tuned(torch.ones(8))
+    finally:
+        may_end.set()
+        tracing.join()
+    assert len(tuned.decisions) == 1
 
 
 def test_what_make_fx_traces_is_tuned() -> None:
