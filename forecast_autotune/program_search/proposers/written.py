@@ -16,7 +16,7 @@ from ...core.outcome import Failure
 from ...errors import InvalidInputError
 from ...language.model import ModelBusyError, ModelError, Unanswered
 from ...language.prompt import quoted
-from ...language.server import ServedModel
+from ...language.server import ServedModel, WrittenAnswer
 from ...settings import Settings, check_surrogate
 from ..budget import AnswerTally, SearchBudget
 from ..candidate import Candidate, TriedCandidate
@@ -163,50 +163,58 @@ class ModelProposer:
         return None
 
     def _asked(self, prompts: Sequence[str]) -> list[tuple[int, str]]:
-        """Answers by the position of their prompt, as far as tokens and time go."""
+        """Texts by the position of their prompt, as far as tokens and time go."""
         had_trouble, self.trouble = bool(self.trouble), ""
         prompts = prompts[: self._affordable(len(prompts))]
         if not prompts:
             return []
+        self._tally.asked += len(prompts)
+        answers, errors = self._answers_to(prompts)
+        self._was_answered = self._was_answered or bool(answers)
+        texts = [(position, text) for position, answer in answers if (text := self._counted(answer)) is not None]
+        if errors and not answers:
+            self._note_error(errors, is_known=had_trouble)
+        if self._textless >= TEXTLESS:
+            log.warning(
+                "%s is asked no more: its last %d answers cost tokens and had no text", self.name, self._textless
+            )
+        return sorted(texts)
+
+    def _answers_to(self, prompts: Sequence[str]) -> tuple[list[tuple[int, WrittenAnswer]], list[ModelError]]:
+        """What is answered in time, by the position of the prompt, and what went wrong; what is missing is counted."""
         until = time.monotonic() + max(1.0, min(ANSWER_S, self._budget.seconds_left))
-        answers: list[tuple[int, str]] = []
+        answers: list[tuple[int, WrittenAnswer]] = []
         errors: list[ModelError] = []
         missing, why = len(prompts), "not there in time"
-        answered = 0
-        self._tally.asked += len(prompts)
         try:
             for position, answer in self._model.written(prompts, until=until, most_tokens=ANSWER_TOKENS):
                 missing -= 1
                 if isinstance(answer, ModelError):
                     errors.append(answer)
                     self._tally.unused[f"missing ({_kind_of(answer)})"] += 1
-                    continue
-                answered += 1
-                self._budget.tokens_used += answer.tokens
-                self._most_tokens = max(self._most_tokens, answer.tokens)
-                if isinstance(answer.text, Unanswered):
-                    log.info("%s: %s", self.name, answer.text.reason)
-                    self._tally.unused[f"without text ({answer.text.reason})"] += 1
-                    self._textless += answer.tokens > 0  # a prompt that was refused cost none
                 else:
-                    self._textless = 0
-                    answers.append((position, answer.text))
+                    answers.append((position, answer))
             if any(isinstance(err, ModelBusyError) for err in errors):
-                self._at_once = max(1, answered)
+                self._at_once = max(1, len(answers))
             elif len(prompts) == self._at_once:
                 self._at_once = min(ASKED, 2 * self._at_once)
-        except ModelError as err:
-            errors, why = [err], str(err)
+        except ModelError as err:  # none was asked
+            errors, why = [err], _kind_of(err)
         if missing:
             self._tally.unused[f"missing ({why})"] += missing
-        self._was_answered = self._was_answered or answered > 0
-        if errors and not answered:
-            self._note_error(errors, is_known=had_trouble)
-        if self._textless >= TEXTLESS:
-            log.warning(
-                "%s is asked no more: its last %d answers cost tokens and had no text", self.name, self._textless
-            )
-        return sorted(answers)
+        return answers, errors
+
+    def _counted(self, answer: WrittenAnswer) -> str | None:
+        """An answer's text, once its tokens are counted; None where it has none."""
+        self._budget.tokens_used += answer.tokens
+        self._most_tokens = max(self._most_tokens, answer.tokens)
+        if not isinstance(answer.text, Unanswered):
+            self._textless = 0
+            return answer.text
+        log.info("%s: %s", self.name, answer.text.reason)
+        self._tally.unused[f"without text ({answer.text.reason})"] += 1
+        self._textless += answer.tokens > 0  # a prompt that was refused cost none
+        return None
 
     def _note_error(self, errors: Sequence[ModelError], *, is_known: bool) -> None:
         """No request was answered: say whether it may be asked again, with one warning.
