@@ -98,7 +98,7 @@ class ProgramRecorder:
     def tuned(self, tuner: Any, launch: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Launch a kernel that has a tuner, and record its key if that is new."""
         from forecast_autotune.compilers.triton_source import jit_function
-        from forecast_autotune.frontends.triton.decision_cache import tuning_key
+        from forecast_autotune.frontends.triton.decision_cache import table_key
 
         self._check_time()
         if kwargs.get("warmup") or len(tuner.configs) < 2 or jit_function(tuner.fn) is None:
@@ -108,7 +108,7 @@ class ProgramRecorder:
             kernel = self._kernels[id(tuner)] = _Kernel(as_ours(tuner), tuner.configs)
             self._kept.append(tuner)
         given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-        key = tuning_key(kernel.tuner, {n: v for n, v in given.items() if n in tuner.arg_names})
+        key = table_key(kernel.tuner, {n: v for n, v in given.items() if n in tuner.arg_names})
         new = key not in kernel.keys
         kernel.keys.add(key)
         try:

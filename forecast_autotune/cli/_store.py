@@ -79,7 +79,7 @@ def hardware_meant(store: StoreFile, named: str | None) -> str:
         return ""
     import difflib
 
-    known = sorted({decision.place.hardware.name for decision in store.decisions()})
+    known = sorted({decision.tuning_key.hardware.name for decision in store.decisions()})
     if not known or any(named.lower() in name.lower() for name in known):
         return ""
     words = {word.lower(): name for name in known for word in name.split()}  # a person types one word of a name

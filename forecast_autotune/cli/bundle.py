@@ -298,12 +298,12 @@ def _counts(store: Any) -> dict[str, Any]:
 def _decisions(store: Any) -> list[dict[str, Any]]:
     return [
         {
-            "program": name(stored.place.workload.program.name),
-            "hardware": private(stored.place.hardware.name),
+            "program": name(stored.tuning_key.workload.program.name),
+            "hardware": private(stored.tuning_key.hardware.name),
             "config": _config(stored.decision.config),
             "basis": sentence(stored.decision.basis),
-            "reason": sentence(stored.decision.reason, stored.place.workload.program.source),
-            "budget": sentence(stored.decision.budget, stored.place.workload.program.source),
+            "reason": sentence(stored.decision.reason, stored.tuning_key.workload.program.source),
+            "budget": sentence(stored.decision.budget, stored.tuning_key.workload.program.source),
             "space_size": stored.decision.space_size,
             "measured": stored.decision.tried,
             "failed": stored.decision.failed,

@@ -468,7 +468,7 @@ def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
     with closing(store.each_decision()) as decisions:
         nothing_ran = [*islice((s for s in decisions if _nothing_ran(s.decision)), MAX_TOLD)]
     for stored in nothing_ran:
-        summary = f"{stored.place.workload}: the first config is run, {stored.decision.reason}"
+        summary = f"{stored.tuning_key.workload}: the first config is run, {stored.decision.reason}"
         advice = f"'forecast-autotune show {short(stored.digest)}' tells how each failed"
         yield Finding(check="decision", status="problem", found=summary, advice=advice)
 

@@ -87,10 +87,10 @@ def table_of(listed: Sequence[Timed], stream: TextIO, columns: Sequence[str] = C
     """
     decisions = [stored for stored, _ in listed]
     facts: list[tuple[str, str]] = []
-    shown = [(str(s.place.workload), str(s.decision.config)) for s in decisions]
+    shown = [(str(s.tuning_key.workload), str(s.decision.config)) for s in decisions]
     if len(listed) > 1 and terminal_width(stream) is not None:
-        name = decisions[0].place.hardware.name
-        if all(stored.place.hardware.name == name for stored in decisions):
+        name = decisions[0].tuning_key.hardware.name
+        if all(stored.tuning_key.hardware.name == name for stored in decisions):
             columns = [column for column in columns if column != "hardware"]
             facts.append(("all on", name))
         shown = _without_common(decisions, facts, with_knobs="config" in columns)
@@ -113,10 +113,10 @@ def _without_common(
     shown: dict[int, tuple[str, str]] = {}
     by_kernel: dict[str, list[int]] = {}
     for i, stored in enumerate(decisions):
-        by_kernel.setdefault(stored.place.workload.program.name, []).append(i)
+        by_kernel.setdefault(stored.tuning_key.workload.program.name, []).append(i)
     for kernel, members in by_kernel.items():
         # A key's parts are shown as a config's knobs are; of one decision alone nothing is common.
-        same_parts, parts = split_common([Config(key_parts(decisions[i].place.workload.key)) for i in members])
+        same_parts, parts = split_common([Config(key_parts(decisions[i].tuning_key.workload.key)) for i in members])
         same_knobs, configs = split_common([decisions[i].decision.config for i in members])
         for i, own, config in zip(members, parts, configs, strict=True):
             key = ", ".join(f"{name}={part}" for name, part in own.knobs.items())
@@ -133,7 +133,7 @@ def _row(stored: StoredDecision, outcome: Measurement | None, kernel: str, confi
     return (
         short(stored.digest) + ("" if stored.superseded_at is None else " (superseded)"),
         kernel,
-        stored.place.hardware.name,
+        stored.tuning_key.hardware.name,
         config,
         decision.basis,
         "" if decision.speedup is None else f"{decision.speedup:.2f}x",

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             [
                 (
                     short(p.digest),
-                    str(p.place.workload),
+                    str(p.tuning_key.workload),
                     where(p),
                     *([differing.get(p.digest, "")] if differing else []),
                     str(p.space_size),
@@ -83,7 +83,7 @@ def _differing(pending: Sequence[Pending]) -> dict[str, str]:
     """Of keys that have one name and hardware, what tells each from the others: source, space or versions, by its digest."""
     namesakes: dict[tuple[str, str], list[Pending]] = {}
     for each in pending:
-        namesakes.setdefault((str(each.place.workload), where(each)), []).append(each)
+        namesakes.setdefault((str(each.tuning_key.workload), where(each)), []).append(each)
     differing: dict[str, str] = {}
     for group in namesakes.values():
         parts = [_parts(each) for each in group]
@@ -96,13 +96,13 @@ def _differing(pending: Sequence[Pending]) -> dict[str, str]:
 
 
 def _parts(pending: Pending) -> dict[str, str]:
-    source = short(pending.place.workload.program.digest)
-    return {"source": source, "space": short(pending.space), **pending.place.toolchain.versions}
+    source = short(pending.tuning_key.workload.program.digest)
+    return {"source": source, "space": short(pending.space), **pending.tuning_key.toolchain.versions}
 
 
 def where(pending: Pending) -> str:
     """The hardware of a pending key, marked where it was a rehearsal."""
-    hardware = pending.place.hardware
+    hardware = pending.tuning_key.hardware
     return f"{hardware.name} (rehearsal)" if is_rehearsal(pending) else hardware.name
 
 
@@ -110,18 +110,18 @@ def is_rehearsal(pending: Pending) -> bool:
     """Whether a key was met on simulated hardware."""
     from ..core.hardware import REHEARSAL_KINDS
 
-    return pending.place.hardware.kind in REHEARSAL_KINDS
+    return pending.tuning_key.hardware.kind in REHEARSAL_KINDS
 
 
 def _as_json(pending: Pending) -> dict[str, object]:
     return {
         "decision": pending.digest,
-        "kernel": pending.place.workload.program.name,
-        "program": pending.place.workload.program.digest,
-        "key": dict(pending.place.workload.key),
-        "hardware": pending.place.hardware.name,
+        "kernel": pending.tuning_key.workload.program.name,
+        "program": pending.tuning_key.workload.program.digest,
+        "key": dict(pending.tuning_key.workload.key),
+        "hardware": pending.tuning_key.hardware.name,
         "rehearsal": is_rehearsal(pending),
-        "toolchain": dict(pending.place.toolchain.versions),
+        "toolchain": dict(pending.tuning_key.toolchain.versions),
         "space": pending.space,
         "space_size": pending.space_size,
         "why": pending.why,

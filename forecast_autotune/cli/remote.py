@@ -178,9 +178,9 @@ def _names(exchange: Exchange, store: StoreFile) -> Mapping[str, str]:
     for file in (store, *([] if folder is None else [StoreFile(folder)])):
         if file.exists():
             for stored in file.each_decision():
-                place = stored.place
-                named[place.hardware.digest] = place.hardware.name
-                named[place.workload.program.digest] = place.workload.program.name
+                tuning_key = stored.tuning_key
+                named[tuning_key.hardware.digest] = tuning_key.hardware.name
+                named[tuning_key.workload.program.digest] = tuning_key.workload.program.name
     return named
 
 
@@ -234,7 +234,7 @@ def _compact(arguments: argparse.Namespace, exchange: Exchange, _: StoreFile, __
 
 
 def _kernel(stored: StoredDecision) -> str:
-    return stored.place.workload.program.name
+    return stored.tuning_key.workload.program.name
 
 
 def _withdraw(arguments: argparse.Namespace, exchange: Exchange, store: StoreFile, _: RemoteStore) -> int:
@@ -265,5 +265,5 @@ def _withdraw(arguments: argparse.Namespace, exchange: Exchange, store: StoreFil
     if arguments.json:
         print_json(sorted(named))
     for stored in named.values():
-        say(f"withdrawn: {stored.place.workload} on {stored.place.hardware}")
+        say(f"withdrawn: {stored.tuning_key.workload} on {stored.tuning_key.hardware}")
     return OK

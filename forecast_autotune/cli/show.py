@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     # One key decided under power limits that do not compare: its decisions have one digest.
     if len({stored.digest for stored in matches}) > 1:
         _say_others(arguments.key, matches)
-        if len({stored.place.workload.program.name for stored in matches}) > 1:
+        if len({stored.tuning_key.workload.program.name for stored in matches}) > 1:
             return BAD_INPUT
         matches = [stored for stored in matches if stored.digest == matches[0].digest]
     explanation = Explanation(tuple(store.detail(stored) for stored in matches))
@@ -92,7 +92,7 @@ def _say_unknown(store: StoreFile, key: str) -> None:
 
 def _say_others(key: str, matches: list[StoredDecision]) -> None:
     """Name what the key may stand for, and how to choose, on stderr. Of one kernel's the newest is shown."""
-    kernels = len({stored.place.workload.program.name for stored in matches})
+    kernels = len({stored.tuning_key.workload.program.name for stored in matches})
     shown = f"of {kernels} kernels" if kernels > 1 else "and the newest is shown"
     say(f"{key!r} stands for {len(matches)} decisions, {shown}; choose one by the start of its digest:")
     some = table_of([(stored, None) for stored in matches[:MAX_LISTED]], sys.stderr, LISTED)

@@ -98,7 +98,7 @@ def budget_that_measures(given: str | None) -> str | None:
 def _is_inductors(pending: Pending) -> bool:
     from ..frontends.inductor.request import is_inductors
 
-    return is_inductors(pending.place.workload.program)
+    return is_inductors(pending.tuning_key.workload.program)
 
 
 def _report(store: StoreFile, before: list[Pending], compiles: bool, interrupted: bool) -> tuple[int, int]:
@@ -112,7 +112,7 @@ def _report(store: StoreFile, before: list[Pending], compiles: bool, interrupted
     decided = {s.digest: s.decision for s in store.decisions()}
     warn_unreadable(store)
     for pending in before:
-        named = f"{pending.place.workload} on {where(pending)}"
+        named = f"{pending.tuning_key.workload} on {where(pending)}"
         still = after.get(pending.digest)
         decision = decided.get(pending.digest)
         if still is None:
@@ -133,7 +133,9 @@ def _report(store: StoreFile, before: list[Pending], compiles: bool, interrupted
             )
         else:
             others = (
-                ", was met after a call that differs in constexprs alone" if pending.place.workload.constexprs else ""
+                ", was met after a call that differs in constexprs alone"
+                if pending.tuning_key.workload.constexprs
+                else ""
             )
             say(f"still pending: {named}: it was not met{others}, or tuning it failed")
     settled = sum(p.digest not in after for p in before)

@@ -114,7 +114,7 @@ def _warm(settings: Settings, script: str | None, hardware: str | None) -> tuple
     found, unknown = find_kernels(keys, script=name)
     rows: list[Warmed] = []
     if script is None:
-        rows += [Warmed(place=k, config=None, result="left", why=why_unknown(k, not_imported)) for k in unknown]
+        rows += [Warmed(tuning_key=k, config=None, result="left", why=why_unknown(k, not_imported)) for k in unknown]
     elif keys and not found:
         say(f"of the kernels of {script} no key is known: run it once")
     try:
@@ -137,23 +137,23 @@ def _known_keys(settings: Settings, hardware: str | None) -> list[TuningKey]:
     elsewhere: Counter[str] = Counter()
     inductors = False
     for known in known_here(settings, settings.dir, say):
-        place = known.place
-        if is_inductors(place.workload.program):
+        tuning_key = known.tuning_key
+        if is_inductors(tuning_key.workload.program):
             inductors = True
             continue
-        device, program = place.hardware, place.workload.program.name
+        device, program = tuning_key.hardware, tuning_key.workload.program.name
         if device.digest not in present if hardware is None else hardware.lower() not in device.name.lower():
             elsewhere[device.name] += 1
             continue
-        key = program, canonical_json(dict(place.workload.key)), device.digest
-        newest[key] = max((known.at, place), newest.get(key, (0.0, place)), key=lambda each: each[0])
+        key = program, canonical_json(dict(tuning_key.workload.key)), device.digest
+        newest[key] = max((known.at, tuning_key), newest.get(key, (0.0, tuning_key)), key=lambda each: each[0])
     if not newest and elsewhere:
         say(f"the keys that are known are of {', '.join(sorted(elsewhere))}: --hardware H compiles for what is named")
     elif not newest and inductors:
         say("the keys that are known are torch.compile's own choices: its caches keep what it has compiled")
     elif not newest:
         say(f"no key is known in {settings.dir}")
-    return [place for _, place in newest.values()]
+    return [tuning_key for _, tuning_key in newest.values()]
 
 
 def _told(rows: Iterator[Warmed], total: int) -> Iterator[Warmed]:
@@ -188,8 +188,8 @@ def _print(rows: list[Warmed]) -> None:
         ("kernel and key", "hardware", "config", "result", "took", "why"),
         [
             (
-                str(row.place.workload),
-                row.place.hardware.name,
+                str(row.tuning_key.workload),
+                row.tuning_key.hardware.name,
                 "" if row.config is None else str(row.config),
                 row.result,
                 as_duration(row.seconds) if row.result == "compiled" else "",
@@ -202,11 +202,11 @@ def _print(rows: list[Warmed]) -> None:
 
 
 def _as_json(row: Warmed) -> dict[str, object]:
-    place = row.place
+    tuning_key = row.tuning_key
     return {
-        "kernel": place.workload.program.name,
-        "key": dict(place.workload.key),
-        "hardware": place.hardware.name,
+        "kernel": tuning_key.workload.program.name,
+        "key": dict(tuning_key.workload.key),
+        "hardware": tuning_key.hardware.name,
         "config": None if row.config is None else dict(row.config.knobs),
         "result": row.result,
         "why": row.why,

@@ -220,8 +220,8 @@ class JobStore:
 
         Constexprs are left out: one may be the rank itself.
         """
-        place = replace(TuningKey.of(job), workload=job.workload.without_constexprs())
-        return digest("measured" if self.measures else "unmeasured", *place.digests, job.space.digest)
+        tuning_key = replace(TuningKey.of(job), workload=job.workload.without_constexprs())
+        return digest("measured" if self.measures else "unmeasured", *tuning_key.digests, job.space.digest)
 
     def _ask(self, job: Job, question: Callable[[], _T]) -> _T | None:
         """The answer; None where the ranks cannot be reached, with one warning."""

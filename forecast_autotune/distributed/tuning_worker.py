@@ -58,7 +58,7 @@ def taken_in(store: StoreFile, lines: Sequence[str]) -> list[Entry]:
 def decided_in(entries: Iterable[Entry]) -> set[tuple[str, str]]:
     """Keys that entries have a measured decision of, by the digests of their hardware and workload."""
     decided = (e for e in entries if isinstance(e, Decided) and e.superseded_at is None and e.decision.is_measured)
-    return {(e.place.hardware.digest, e.place.workload.digest) for e in decided}
+    return {(e.tuning_key.hardware.digest, e.tuning_key.workload.digest) for e in decided}
 
 
 def identity(path: Path) -> list[object] | None:
@@ -182,11 +182,12 @@ class TuningWorker:
         if process.returncode:
             raise WorkerError(f"the program {died(process.returncode)}")
         met = [p for p in self.store.pending() if p.met_at >= began] if self.store.exists() else []
+        keys = [(p, p.tuning_key) for p in met]
         yield {
             "keys": [
-                {"hardware": p.place.hardware.digest, "workload": p.place.workload.digest, "on": p.place.hardware.name,
-                 "what": str(p.place.workload), "why": p.why}
-                for p in met
+                {"hardware": key.hardware.digest, "workload": key.workload.digest, "on": key.hardware.name,
+                 "what": str(key.workload), "why": p.why}
+                for p, key in keys
             ]
         }  # fmt: skip
 
@@ -197,7 +198,7 @@ class TuningWorker:
         wanted = {(key["hardware"], key["workload"]) for key in keys}
         if self.store.exists():
             entries = (
-                Decided(place=d.place, decision=d.decision, superseded_at=d.superseded_at)
+                Decided(tuning_key=d.tuning_key, decision=d.decision, superseded_at=d.superseded_at)
                 for d in self.store.each_decision()
             )
             decided |= decided_in(entries) & wanted

@@ -42,8 +42,8 @@ def miss_message(job: Job, store: Store, unread: Sequence[str]) -> str:
         if differences.keys() <= _REMEDIES.keys() and known.decision.config in job.space:
             remedy += f", or take that decision with {' and '.join(_REMEDIES[each] for each in differences)}"
     elif (nearest := _nearest_key(job, store)) is not None:
-        place, differences = nearest
-        missed += f"; the nearest key known is {place.workload}"
+        tuning_key, differences = nearest
+        missed += f"; the nearest key known is {tuning_key.workload}"
         missed += f", measured {', '.join(differences.values())}" if differences else ""
     untrusted = isinstance(store, FleetStore) and store.remote is not None and not store.is_trusted
     if untrusted and _REMEDIES["trust"] not in remedy:
@@ -69,19 +69,19 @@ def _nearest_key(job: Job, store: Store) -> tuple[TuningKey, dict[str, str]] | N
     """Where another key like the job's was measured, and what that differs in beside the key; None where none is known."""
 
     def distance(entry: tuple[TuningKey, dict[str, str]]) -> tuple[int, int]:
-        (place, differences), asked = entry, job.workload.key
-        key = place.workload.key
+        (tuning_key, differences), asked = entry, job.workload.key
+        key = tuning_key.workload.key
         return len(differences), sum(canonical_json(key.get(n)) != canonical_json(v) for n, v in asked.items())
 
-    places = [TuningKey.of(recording) for recording in store.related_recordings(job)]
+    tuning_keys = [TuningKey.of(recording) for recording in store.related_recordings(job)]
     asked = canonical_json(job.workload.key)  # as keys are told apart: to Python, 1, 1.0 and True are equal
-    others = [(each, _differences(job, each)) for each in places if canonical_json(each.workload.key) != asked]
+    others = [(each, _differences(job, each)) for each in tuning_keys if canonical_json(each.workload.key) != asked]
     return min(others, key=distance, default=None)
 
 
 def _differences_of_decision(job: Job, known: StoredDecision, *, any_toolchain: bool) -> dict[str, str]:
     """What keeps a decision for the job's key from being taken, and how that is said."""
-    differences = _differences(job, known.place)
+    differences = _differences(job, known.tuning_key)
     if any_toolchain:
         differences.pop("toolchain", None)
     size, here = known.decision.space_size, len(job.space)
@@ -91,9 +91,9 @@ def _differences_of_decision(job: Job, known: StoredDecision, *, any_toolchain: 
     return differences
 
 
-def _differences(job: Job, place: TuningKey) -> dict[str, str]:
-    """What a place differs in from the job's, its key aside, and how that is said."""
-    workload, theirs, ours = place.workload, place.hardware, job.hardware
+def _differences(job: Job, tuning_key: TuningKey) -> dict[str, str]:
+    """What a tuning key differs in from the job's, its key aside, and how that is said."""
+    workload, theirs, ours = tuning_key.workload, tuning_key.hardware, job.hardware
     differences: dict[str, str] = {}
     if theirs.digest != ours.digest:
         changes = _changes(theirs.identity, ours.identity)
@@ -107,8 +107,8 @@ def _differences(job: Job, place: TuningKey) -> dict[str, str]:
     if (workload.timing, workload.check) != (job.workload.timing, job.workload.check):
         ways = [{"timing": each.timing, "check": each.check} for each in (workload, job.workload)]
         differences["way"] = f"in another way ({_changes(*ways)})"
-    if place.toolchain.digest != job.toolchain.digest:
-        changes = _changes(place.toolchain.versions, job.toolchain.versions)
+    if tuning_key.toolchain.digest != job.toolchain.digest:
+        changes = _changes(tuning_key.toolchain.versions, job.toolchain.versions)
         differences["toolchain"] = f"under another toolchain ({changes})"
     return differences
 

@@ -517,9 +517,9 @@ class Dispatcher:
             raise InvalidInputError(
                 f"{self._door.name} has decided nothing for {shown(key)}: .decisions holds its last {len(decided)} keys"
             )
-        place, default, kept = self._stored[key]
+        tuning_key, default, kept = self._stored[key]
         store = kept() or SqliteStore.in_memory()  # one that is gone, of mode forecast, knew no more than the decision
-        return Explanation((detail_in(store, place, decided[key], default),))
+        return Explanation((detail_in(store, tuning_key, decided[key], default),))
 
     def store(self, hardware: Hardware, settings: Settings) -> SqliteStore:
         """The user's store; one in memory, of this kernel alone, where times mean nothing to a later process."""

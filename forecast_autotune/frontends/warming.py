@@ -54,7 +54,7 @@ class Warmed:
         seconds: that compiling took.
     """
 
-    place: TuningKey
+    tuning_key: TuningKey
     config: Config | None
     result: str
     why: str = ""
@@ -252,11 +252,11 @@ def _warm_alike(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
                 compiler, configs = _called_again(each.kernel, key)
             except Exception as err:  # the user's own pruning and heuristics run in it
                 why = str(err) if isinstance(err, AutotuneError) else f"{type(err).__name__}: {err}"
-                left.append(Warmed(place=key, config=None, result="left", why=why))
+                left.append(Warmed(tuning_key=key, config=None, result="left", why=why))
                 continue
             for config in configs:
                 part = Config({"part": next(numbers)})
-                row = Warmed(place=key, config=config, result="compiled")
+                row = Warmed(tuning_key=key, config=config, result="compiled")
                 parts[part] = row, functools.partial(compiler.source, config)
                 yield part
 
@@ -309,7 +309,9 @@ def _warm_cpp(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
         key, function = each.key, each.kernel
         device = present.get(key.hardware.digest)
         if device is None:
-            yield Warmed(place=key, config=None, result="left", why="an extension is built on the machine that runs it")
+            yield Warmed(
+                tuning_key=key, config=None, result="left", why="an extension is built on the machine that runs it"
+            )
             continue
         compiler = function.compiler(device)
         job = Job(
@@ -319,7 +321,7 @@ def _warm_cpp(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
             toolchain=compiler.toolchain,
         )
         for config in _first_configs(job, function.dispatcher):
-            row = Warmed(place=key, config=config, result="compiled")
+            row = Warmed(tuning_key=key, config=config, result="compiled")
             if compiler.is_built(config):
                 yield replace(row, result="there")
             elif (same := waiting.get((id(compiler), config))) is not None:

@@ -31,7 +31,7 @@ STATES = {
 class KnownKey:
     """A decision, or a key that waits for one, from any source."""
 
-    place: TuningKey
+    tuning_key: TuningKey
     at: float  # seconds since the epoch
     measured: bool
     believed: bool = True  # where it was measured: whether it decides calls here
@@ -80,14 +80,14 @@ def _of_store(store: StoreFile, *, believed: bool = True) -> Iterator[KnownKey]:
         return
     for stored in store.each_decision():
         at = max(stored.decision.decided_at, stored.hit_at or 0.0)
-        yield KnownKey(place=stored.place, at=at, measured=stored.decision.is_measured, believed=believed)
+        yield KnownKey(tuning_key=stored.tuning_key, at=at, measured=stored.decision.is_measured, believed=believed)
     for pending in store.pending():
-        yield KnownKey(place=pending.place, at=pending.met_at, measured=False)
+        yield KnownKey(tuning_key=pending.tuning_key, at=pending.met_at, measured=False)
 
 
 def _of_decided(entry: Decided) -> Iterator[KnownKey]:
     if entry.superseded_at is None:
-        yield KnownKey(place=entry.place, at=entry.decision.decided_at, measured=entry.decision.is_measured)
+        yield KnownKey(tuning_key=entry.tuning_key, at=entry.decision.decided_at, measured=entry.decision.is_measured)
 
 
 @dataclass(slots=True)
@@ -105,13 +105,13 @@ def coverage(known: Iterable[KnownKey]) -> list[KeyCoverage]:
     hardware: dict[str, Hardware] = {}
     newest: dict[tuple[str, str], tuple[float, str]] = {}  # of a hardware and a language: the toolchain in use
     for each in known:
-        where, workload = each.place.hardware, each.place.workload
+        where, workload = each.tuning_key.hardware, each.tuning_key.workload
         if where.kind in REHEARSAL_KINDS:
             continue
         hardware.setdefault(where.digest, where)
         key = keys.setdefault(workload.digest, _Key(workload))
         key.at = max(key.at, each.at)
-        toolchain = each.place.toolchain.digest
+        toolchain = each.tuning_key.toolchain.digest
         if each.measured and each.believed:
             key.measured.setdefault(where.digest, set()).add(toolchain)
         elif each.measured:

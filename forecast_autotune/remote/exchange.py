@@ -195,8 +195,8 @@ class Exchange:
     def _by_folder(self, unsent: Iterable[Unsent]) -> dict[tuple[str, str], list[Unsent]]:
         folders: dict[tuple[str, str], list[Unsent]] = {}
         for each in unsent:
-            if (place := self._place(each)) is not None and place.hardware.kind not in REHEARSAL_KINDS:
-                folders.setdefault((place.hardware.digest, place.workload.program.digest), []).append(each)
+            if (tuning_key := self._place(each)) is not None and tuning_key.hardware.kind not in REHEARSAL_KINDS:
+                folders.setdefault((tuning_key.hardware.digest, tuning_key.workload.program.digest), []).append(each)
         return folders
 
     def _place(self, unsent: Unsent) -> rows.TuningKey | None:
@@ -219,15 +219,15 @@ class Exchange:
                 if row is None:
                     return []
                 decision = encoding.decode_decision(from_text(row[0], f"decision {unsent.number}"))
-                place = KeyReader(connection).read(*unsent.ids)
+                tuning_key = KeyReader(connection).read(*unsent.ids)
             except InvalidInputError as err:
                 complain(str(err))
                 return []
             if decision.basis != "measured":
                 return []
-            runs = runs_at(connection, place, unsent.ids, complain)
+            runs = runs_at(connection, tuning_key, unsent.ids, complain)
             bare = [replace(run, outcomes=tuple(replace(o, forecast=None) for o in run.outcomes)) for run in runs]
-            return [*bare, Decided(place=place, decision=decision, superseded_at=None)]
+            return [*bare, Decided(tuning_key=tuning_key, decision=decision, superseded_at=None)]
 
         return self.own.connection.run(read) or []
 
@@ -295,9 +295,9 @@ class Exchange:
         """
         folders: dict[tuple[str, str], list[Withdrawn]] = {}
         for stored in withdrawing:
-            workload, hardware, toolchain = stored.place.digests
+            workload, hardware, toolchain = stored.tuning_key.digests
             before = max(rows.now(), stored.decision.decided_at)  # this machine's clock may be behind
-            folders.setdefault((hardware, stored.place.workload.program.digest), []).append(
+            folders.setdefault((hardware, stored.tuning_key.workload.program.digest), []).append(
                 Withdrawn(workload=workload, toolchain=toolchain, before=before)
             )
         count = 0

@@ -134,7 +134,7 @@ class FleetStore(SqliteStore):
         return own
 
     def related_recordings(self, job: Job) -> Sequence[Recording]:
-        """See `SqliteStore.related_recordings`; other machines' of the same places as its own are left out."""
+        """See `SqliteStore.related_recordings`; other machines' of the same tuning keys as its own are left out."""
         found = {TuningKey.of(recording).digests: recording for recording in super().related_recordings(job)}
         others = [recording for tree in self._trees(job) for recording in tree.related_recordings(job)]
         if self.mirror is not None:

@@ -101,9 +101,10 @@ class Mirror:
         """The job's own outcomes on other machines, as recordings: to forecast from, not to decide by."""
 
         def read(connection: sqlite3.Connection) -> list[Recording]:
-            place, complain = rows.TuningKey.of(job), self.store.connection.complain
+            tuning_key, complain = rows.TuningKey.of(job), self.store.connection.complain
             found = (
-                recording_at(connection, place, ids, complain) for ids in tuning_keys.tuning_keys_of(connection, place)
+                recording_at(connection, tuning_key, ids, complain)
+                for ids in tuning_keys.tuning_keys_of(connection, tuning_key)
             )
             return [recording for recording in found if recording is not None]
 

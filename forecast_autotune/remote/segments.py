@@ -180,7 +180,7 @@ def decode(data: bytes, name: str, *, hardware: str, program: str, known: Progra
                 withdrawn.append(_decode_withdrawn(value))
                 continue
             entry = decode_entry(value, decode_program)
-            if (entry.place.hardware.digest, entry.place.workload.program.digest) != (hardware, program):
+            if (entry.tuning_key.hardware.digest, entry.tuning_key.workload.program.digest) != (hardware, program):
                 raise InvalidInputError("it is about another program or hardware")
         except InvalidInputError as err:
             raise InvalidInputError(f"{name}: line {number}: {err}") from None
@@ -227,22 +227,22 @@ def union(parts: Sequence[Contents]) -> Contents:
             withdrawn[w.workload, w.toolchain] = max(w.before, withdrawn.get((w.workload, w.toolchain), w.before))
 
     def counts(entry: Entry, at: float) -> bool:
-        workload, _, toolchain = entry.place.digests
+        workload, _, toolchain = entry.tuning_key.digests
         return at > withdrawn.get((workload, toolchain), float("-inf"))
 
     runs: dict[tuple[object, ...], Run] = {}
     newest: dict[tuple[object, ...], Decided] = {}
     for entry in (entry for part in parts for entry in part.entries):
-        limit_w = entry.place.hardware.power_limit_w
+        limit_w = entry.tuning_key.hardware.power_limit_w
         if isinstance(entry, Decided):
-            key: tuple[object, ...] = (*entry.place.digests, limit_w, entry.decision.space_digest)
+            key: tuple[object, ...] = (*entry.tuning_key.digests, limit_w, entry.decision.space_digest)
             held = newest.get(key)
             if counts(entry, entry.decision.decided_at) and (held is None or _rank(entry) > _rank(held)):
                 newest[key] = entry
             continue
         kept = tuple(o for o in entry.outcomes if counts(entry, o.recorded_at))
         if kept:
-            key = (*entry.place.digests, limit_w, kept[0].run, kept[0].default.text)
+            key = (*entry.tuning_key.digests, limit_w, kept[0].run, kept[0].default.text)
             both = {o.config: o for o in (*(runs[key].outcomes if key in runs else ()), *kept)}
             runs[key] = replace(entry, outcomes=tuple(both.values()))
     return Contents(

@@ -75,8 +75,8 @@ def write_tree(location: Location, contents: Iterable[tuple[str, str, Contents]]
 
 def card(decided: Sequence[Decided], *, sources: bool) -> str:
     """What people see of a pack: hardware, versions, programs and figures, as Markdown with a hub's header."""
-    hardware = sorted({str(d.place.hardware) for d in decided})
-    toolchains = sorted({str(d.place.toolchain) for d in decided})
+    hardware = sorted({str(d.tuning_key.hardware) for d in decided})
+    toolchains = sorted({str(d.tuning_key.toolchain) for d in decided})
     lines = ["---", "tags:", "- forecast-autotune", "---", "", "# Tuned kernels", ""]
     lines += [
         f"Decisions of forecast_autotune, each measured, with the outcomes that they rest on. Keys: {len(decided)}. "
@@ -94,7 +94,7 @@ def card(decided: Sequence[Decided], *, sources: bool) -> str:
     rows: dict[tuple[str, str], list[float]] = {}
     for d in decided:
         speedup = d.decision.speedup or 1.0
-        rows.setdefault((d.place.workload.program.name, str(d.place.hardware)), []).append(speedup)
+        rows.setdefault((d.tuning_key.workload.program.name, str(d.tuning_key.hardware)), []).append(speedup)
     for (program, device), speedups in sorted(rows.items()):
         figures = f"{len(speedups)} | {statistics.median(speedups):.2f} | {max(speedups):.2f}"
         lines.append(f"| {_cell(program)} | {_cell(device)} | {figures} |")

@@ -59,7 +59,7 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain) 
     ).fetchall()
     defaults: dict[tuple[int, ...], float | None] = {}
     pairs: list[Pair] = []
-    for number, *place, outcome, forecast in selected:
+    for number, *ids, outcome, forecast in selected:
         what = f"outcome {number}"
         try:
             predicted = decode_forecast(_parsed(forecast, what), what)
@@ -72,7 +72,7 @@ def newest_pairs(connection: sqlite3.Connection, kind: str, complain: Complain) 
         if math.isinf(time_us):
             pairs.append((predicted, -math.inf))
             continue
-        key = tuple(place)
+        key = tuple(ids)
         if key not in defaults:
             defaults[key] = _default_us(connection, key, complain)
         default_us = defaults[key]
@@ -99,7 +99,7 @@ def _kinds(connection: sqlite3.Connection, complain: Complain) -> list[tuple[int
 
 
 def _default_us(connection: sqlite3.Connection, key: tuple[int, ...], complain: Complain) -> float | None:
-    """The newest time of the default at a place."""
+    """The newest time of the default under a tuning key."""
     rows = connection.execute(
         "SELECT id, value FROM outcome WHERE workload = ? AND hardware = ? AND toolchain = ? AND config = ?"
         " ORDER BY recorded_at DESC, id DESC",

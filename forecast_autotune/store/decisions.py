@@ -27,11 +27,11 @@ Parameters = Sequence[object] | Mapping[str, object]
 
 
 def keep_decision(
-    connection: sqlite3.Connection, place: TuningKey, decision: Decision, superseded_at: float | None = None
+    connection: sqlite3.Connection, tuning_key: TuningKey, decision: Decision, superseded_at: float | None = None
 ) -> None:
-    """Write a decision; without `superseded_at` it supersedes the one that holds. Its place is there already."""
-    name = decision_digest(place, decision.space_digest)
-    hardware = alike(connection, place.hardware)
+    """Write a decision; without `superseded_at` it supersedes the one that holds. Its tuning key is there already."""
+    name = decision_digest(tuning_key, decision.space_digest)
+    hardware = alike(connection, tuning_key.hardware)
     if superseded_at is None:
         connection.execute(
             f"UPDATE decision SET superseded_at = ? WHERE digest = ? AND hardware IN ({marks(hardware)})"  # noqa: S608  # ours
@@ -43,7 +43,7 @@ def keep_decision(
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             name,
-            *ids_of(connection, place),
+            *ids_of(connection, tuning_key),
             decision.space_digest,
             to_short_text(encoding.encode_decision(decision)),
             decision.decided_at,
@@ -58,20 +58,20 @@ def keep_decision(
 
 
 def import_decision(
-    connection: sqlite3.Connection, place: TuningKey, decision: Decision, superseded_at: float | None
+    connection: sqlite3.Connection, tuning_key: TuningKey, decision: Decision, superseded_at: float | None
 ) -> bool:
     """Write a decision made elsewhere: the newer of it and the one that holds goes on to hold.
 
     Returns whether anything changed: a decision that is stored already is not written twice.
     """
-    name = decision_digest(place, decision.space_digest)
+    name = decision_digest(tuning_key, decision.space_digest)
     twins = connection.execute(  # by its workload too, which has an index: decisions that do not hold have none else
         "SELECT value FROM decision WHERE workload = ? AND digest = ? AND decided_at = ?",
-        (ids_of(connection, place)[0], name, decision.decided_at),
+        (ids_of(connection, tuning_key)[0], name, decision.decided_at),
     ).fetchall()
     if any(is_stored(value, encoding.decode_decision, decision) for (value,) in twins):
         return False
-    hardware = alike(connection, place.hardware)
+    hardware = alike(connection, tuning_key.hardware)
     (newest,) = connection.execute(
         f"SELECT max(CAST(decided_at AS REAL)) FROM decision WHERE digest = ? AND hardware IN ({marks(hardware)})"  # noqa: S608  # ours
         " AND superseded_at IS NULL",
@@ -79,7 +79,7 @@ def import_decision(
     ).fetchone()
     if superseded_at is None and newest is not None and newest >= decision.decided_at:
         superseded_at = newest
-    keep_decision(connection, place, decision, superseded_at)
+    keep_decision(connection, tuning_key, decision, superseded_at)
     return True
 
 
@@ -113,17 +113,17 @@ def holding(connection: sqlite3.Connection, name: str, hardware: Hardware) -> li
 
 def recall(connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain) -> Recall | None:
     """The decision that holds for a job under its toolchain; with `any_toolchain`, the newest under any."""
-    place = TuningKey.of(job)
+    tuning_key = TuningKey.of(job)
     if any_toolchain:
-        under = alike(connection, place.hardware)
+        under = alike(connection, tuning_key.hardware)
         held = connection.execute(
             "SELECT id, value, max(decided_at, coalesce(hit_at, 0)) FROM decision"  # noqa: S608  # marks of our own
             f" WHERE workload = ? AND hardware IN ({marks(under)}) AND space = ? AND superseded_at IS NULL"
             " ORDER BY decided_at DESC, id DESC",
-            (ids_of(connection, place)[0], *under, job.space.digest),
+            (ids_of(connection, tuning_key)[0], *under, job.space.digest),
         ).fetchall()
     else:
-        held = holding(connection, decision_digest(place, job.space.digest), place.hardware)
+        held = holding(connection, decision_digest(tuning_key, job.space.digest), tuning_key.hardware)
     return _first_readable(held, complain)
 
 
@@ -131,14 +131,14 @@ def recall_for_any_constexprs(
     connection: sqlite3.Connection, job: Job, *, any_toolchain: bool, complain: Complain
 ) -> Recall | None:
     """As `recall`, for keys that differ from the job's in their constexprs at most; see `Decision.carried_over`."""
-    place = TuningKey.of(job)
-    under, shared = alike(connection, place.hardware), job.workload.without_constexprs().digest
+    tuning_key = TuningKey.of(job)
+    under, shared = alike(connection, tuning_key.hardware), job.workload.without_constexprs().digest
     held = connection.execute(
         "SELECT decision.id, decision.value, max(decided_at, coalesce(hit_at, 0)), workload.value FROM workload"  # noqa: S608
         " JOIN decision ON decision.workload = workload.id"
         f" WHERE workload.shared = ? AND hardware IN ({marks(under)}) AND (toolchain = ? OR ?) AND space = ?"
         " AND superseded_at IS NULL ORDER BY decided_at DESC, decision.id DESC",
-        (shared, *under, ids_of(connection, place)[2], any_toolchain, job.space.digest),
+        (shared, *under, ids_of(connection, tuning_key)[2], any_toolchain, job.space.digest),
     ).fetchall()
     for number, value, noted_at, text in held:
         with suppress(InvalidInputError):
@@ -198,7 +198,7 @@ def stored_decisions(
         try:
             yield StoredDecision(
                 id=number,
-                place=reader.read(workload, hardware, toolchain),
+                tuning_key=reader.read(workload, hardware, toolchain),
                 decision=encoding.decode_decision(from_text(value, what), what),
                 superseded_at=encoding.optional_number(fields, "superseded_at", what),
                 hits=encoding.count_field(fields, "hits", what),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionDetail:
-    """A decision with every config touched at its place, and the decisions it superseded, the newest first."""
+    """A decision with every config touched under its tuning key, and the decisions it superseded, the newest first."""
 
     stored: StoredDecision
     default: Config | None  # of the newest run; None where that is not known
@@ -34,7 +34,7 @@ class DecisionDetail:
 
 def detail_of(connection: sqlite3.Connection, stored: StoredDecision, complain: Complain) -> DecisionDetail:
     """A decision with all that belongs to it."""
-    ids = ids_of(connection, stored.place)
+    ids = ids_of(connection, stored.tuning_key)
     touched = tuple(newest_of(connection, ids, complain))
     earlier = stored_decisions(
         connection,
@@ -53,7 +53,7 @@ def detail_of(connection: sqlite3.Connection, stored: StoredDecision, complain: 
     )
 
 
-def detail_in(store: SqliteStore, place: TuningKey, decision: Decision, default: Config) -> DecisionDetail:
+def detail_in(store: SqliteStore, tuning_key: TuningKey, decision: Decision, default: Config) -> DecisionDetail:
     """A decision that this process uses, with all that its store, else a pack, knows around it; alone where neither does.
 
     Args:
@@ -61,26 +61,30 @@ def detail_in(store: SqliteStore, place: TuningKey, decision: Decision, default:
     """
 
     def read(connection: sqlite3.Connection) -> DecisionDetail | None:
-        held = _held(connection, place, decision.space_digest, store.connection.complain)
+        held = _held(connection, tuning_key, decision.space_digest, store.connection.complain)
         if held is None:
             return None
         return detail_of(connection, replace(held, decision=decision), store.connection.complain)
 
     known = store.connection.run(read) or store.run_on_packs(read)
-    return known or DecisionDetail(stored=StoredDecision(id=0, place=place, decision=decision), default=default)
+    return known or DecisionDetail(
+        stored=StoredDecision(id=0, tuning_key=tuning_key, decision=decision), default=default
+    )
 
 
 def _held(
-    connection: sqlite3.Connection, place: TuningKey, space_digest: str, complain: Complain
+    connection: sqlite3.Connection, tuning_key: TuningKey, space_digest: str, complain: Complain
 ) -> StoredDecision | None:
-    """The decision that holds at a place for a space; under power limits that do not compare, that of the place's own."""
+    """The decision that holds under a tuning key for a space; of power limits that do not compare, that of the key's own."""
     decisions = list(
         stored_decisions(
             connection,
             complain,
             "WHERE superseded_at IS NULL AND digest = ?",
-            (decision_digest(place, space_digest),),
+            (decision_digest(tuning_key, space_digest),),
         )
     )
-    own = (stored for stored in decisions if stored.place.hardware.power_limit_w == place.hardware.power_limit_w)
+    own = (
+        stored for stored in decisions if stored.tuning_key.hardware.power_limit_w == tuning_key.hardware.power_limit_w
+    )
     return next(own, decisions[0] if decisions else None)

@@ -32,7 +32,7 @@ class Following:
                 self._outcome, self._decision = _newest(connection)
 
     def entries(self) -> list[Entry]:
-        """Decisions that are new since the last call, and the outcomes of every place that has a new one.
+        """Decisions that are new since the last call, and the outcomes of every tuning key that has a new one.
 
         A file that cannot be read now is looked into the next time.
         """
@@ -49,19 +49,21 @@ class Following:
         outcome, decision = _newest(connection)
         if (outcome, decision) == (self._outcome, self._decision):
             return []
-        places: list[tuple[int, int, int]] = connection.execute(
+        tuning_keys: list[tuple[int, int, int]] = connection.execute(
             "SELECT workload, hardware, toolchain FROM outcome WHERE id > ? UNION"
             " SELECT workload, hardware, toolchain FROM decision WHERE id > ?",
             (self._outcome, self._decision),
         ).fetchall()
         reader, entries = KeyReader(connection), list[Entry]()
-        for ids in places:
+        for ids in tuning_keys:
             with suppress(InvalidInputError):
                 entries += runs_at(connection, reader.read(*ids), ids, ignored.append)
         for stored in stored_decisions(
             connection, ignored.append, "WHERE id > ?", (self._decision,), newest_first=False
         ):
-            entries.append(Decided(place=stored.place, decision=stored.decision, superseded_at=stored.superseded_at))
+            entries.append(
+                Decided(tuning_key=stored.tuning_key, decision=stored.decision, superseded_at=stored.superseded_at)
+            )
         self._outcome, self._decision = outcome, decision
         return entries
 

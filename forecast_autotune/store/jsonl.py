@@ -3,7 +3,7 @@
 The first line is a header, `{"schema": "forecast_autotune.store", "version": 1}`. Every other line stands for itself
 and is one of two kinds, named by its `line`:
 
-- `run`: the outcomes of one tuning run at one place, each with the forecast that preceded it, and `described`, its
+- `run`: the outcomes of one tuning run under one tuning key, each with the forecast that preceded it, and `described`, its
   config's static features, if there are any;
 - `decision`: one decision; `superseded_at` is there if it does not hold any more.
 
@@ -39,9 +39,9 @@ FORMAT = FileFormat(schema="forecast_autotune.store", version=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The outcomes of one tuning run at one place."""
+    """The outcomes of one tuning run under one tuning key."""
 
-    place: TuningKey
+    tuning_key: TuningKey
     outcomes: tuple[StoredOutcome, ...]
 
 
@@ -49,7 +49,7 @@ class Run:
 class Decided:
     """A decision that was made somewhere."""
 
-    place: TuningKey
+    tuning_key: TuningKey
     decision: Decision
     superseded_at: float | None
 
@@ -64,36 +64,36 @@ def export_lines(connection: sqlite3.Connection, complain: Complain) -> Iterator
     """A store as JSON lines; `complain` gets what is wrong with each row that does not decode and is left out."""
     yield to_text(FORMAT.header)
     reader = KeyReader(connection)
-    places = connection.execute(
+    tuning_keys = connection.execute(
         "SELECT DISTINCT workload, hardware, toolchain FROM outcome ORDER BY 1, 2, 3"
     ).fetchall()
-    for workload, hardware, toolchain in places:
+    for workload, hardware, toolchain in tuning_keys:
         try:
-            place = reader.read(workload, hardware, toolchain)
+            tuning_key = reader.read(workload, hardware, toolchain)
         except InvalidInputError as err:
             complain(str(err))
             continue
-        for run in runs_at(connection, place, (workload, hardware, toolchain), complain):
+        for run in runs_at(connection, tuning_key, (workload, hardware, toolchain), complain):
             yield to_text(encode_run(run))
     for decided in stored_decisions(connection, complain, newest_first=False):  # as they were made
         yield to_text(encode_decided(decided))
 
 
-def runs_at(connection: sqlite3.Connection, place: TuningKey, ids: Ids, complain: Complain) -> list[Run]:
-    """The outcomes at a place, run by run, for other machines: transient failures are not their concern."""
+def runs_at(connection: sqlite3.Connection, tuning_key: TuningKey, ids: Ids, complain: Complain) -> list[Run]:
+    """The outcomes under a tuning key, run by run, for other machines: transient failures are not their concern."""
     runs: dict[tuple[str, str], list[StoredOutcome]] = {}
     for stored in stored_outcomes(connection, ids, complain):
         if not (isinstance(stored.outcome, Failure) and stored.outcome.transient):
             runs.setdefault((stored.run, stored.default.text), []).append(stored)
-    return [Run(place=place, outcomes=tuple(outcomes)) for outcomes in runs.values()]
+    return [Run(tuning_key=tuning_key, outcomes=tuple(outcomes)) for outcomes in runs.values()]
 
 
-def _encode_place(place: TuningKey, encode_program: Callable[[Program], Json]) -> Json:
+def _encode_place(tuning_key: TuningKey, encode_program: Callable[[Program], Json]) -> Json:
     return {
-        "program": encode_program(place.workload.program),
-        "workload": encoding.encode_workload(place.workload),
-        "hardware": encoding.encode_hardware(place.hardware),
-        "toolchain": encoding.encode_toolchain(place.toolchain),
+        "program": encode_program(tuning_key.workload.program),
+        "workload": encoding.encode_workload(tuning_key.workload),
+        "hardware": encoding.encode_hardware(tuning_key.hardware),
+        "toolchain": encoding.encode_toolchain(tuning_key.toolchain),
     }
 
 
@@ -102,7 +102,7 @@ def encode_run(run: Run, encode_program: Callable[[Program], Json] = encoding.en
     first = run.outcomes[0]
     return {
         "line": "run",
-        **_encode_place(run.place, encode_program),
+        **_encode_place(run.tuning_key, encode_program),
         "run": first.run,
         "default": encoding.encode_config(first.default),
         "outcomes": [
@@ -124,7 +124,7 @@ def encode_decided(
     """A decision as the fields of a line."""
     line: Json = {
         "line": "decision",
-        **_encode_place(decided.place, encode_program),
+        **_encode_place(decided.tuning_key, encode_program),
         "decision": encoding.encode_decision(decided.decision),
     }
     if decided.superseded_at is not None:
@@ -177,13 +177,13 @@ def import_entries(connection: sqlite3.Connection, entries: Iterable[Entry]) -> 
     outcomes = decisions = 0
     seen_at = rows.now()  # it is about to be used: `prune` must not take it for forgotten
     for entry in entries:
-        keep_tuning_key(connection, entry.place, seen_at)
+        keep_tuning_key(connection, entry.tuning_key, seen_at)
         if isinstance(entry, Run):
             outcomes += sum(
-                keep_outcome(connection, entry.place, stored, from_elsewhere=True) for stored in entry.outcomes
+                keep_outcome(connection, entry.tuning_key, stored, from_elsewhere=True) for stored in entry.outcomes
             )
         else:
-            decisions += import_decision(connection, entry.place, entry.decision, entry.superseded_at)
+            decisions += import_decision(connection, entry.tuning_key, entry.decision, entry.superseded_at)
     return outcomes, decisions
 
 
@@ -208,15 +208,15 @@ def decode_entry(value: object, decode_program: Callable[[object], Program] = en
     if not isinstance(kind, str) or kind not in decode:
         raise InvalidInputError(f"its 'line' is {shown(kind)}: accepted are {', '.join(map(str, decode))}")
     program = decode_program(data.get("program"))
-    place = TuningKey(
+    tuning_key = TuningKey(
         workload=encoding.decode_workload(data.get("workload"), program),
         hardware=encoding.decode_hardware(data.get("hardware")),
         toolchain=encoding.decode_toolchain(data.get("toolchain")),
     )
-    return decode[kind](dict(data), place)
+    return decode[kind](dict(data), tuning_key)
 
 
-def _decode_run(data: Json, place: TuningKey) -> Run:
+def _decode_run(data: Json, tuning_key: TuningKey) -> Run:
     default = encoding.decode_config(data.get("default"), "default")
     run = encoding.text_field(data, "run", "it")
     encoding.refuse_surrogates(run, "run")
@@ -232,10 +232,10 @@ def _decode_run(data: Json, place: TuningKey) -> Run:
                 default=default,
                 run=run,
                 recorded_at=encoding.number_field(given, "recorded_at", what),
-                described=_description(given, what, place.workload),
+                described=_description(given, what, tuning_key.workload),
             )
         )
-    return Run(place=place, outcomes=tuple(outcomes))
+    return Run(tuning_key=tuning_key, outcomes=tuple(outcomes))
 
 
 def _description(given: Mapping[str, object], what: str, workload: Workload) -> dict[str, float]:
@@ -245,7 +245,9 @@ def _description(given: Mapping[str, object], what: str, workload: Workload) -> 
     return {} if blind and encoding.names_tensors(workload) else described
 
 
-def _decode_decided(data: Json, place: TuningKey) -> Decided:
+def _decode_decided(data: Json, tuning_key: TuningKey) -> Decided:
     decision = encoding.decode_decision(data.get("decision"))
     encoding.refuse_surrogates(decision.space_digest, "decision's space_digest")
-    return Decided(place=place, decision=decision, superseded_at=encoding.optional_number(data, "superseded_at", "it"))
+    return Decided(
+        tuning_key=tuning_key, decision=decision, superseded_at=encoding.optional_number(data, "superseded_at", "it")
+    )

@@ -26,15 +26,15 @@ TRANSIENT_RUNS = 2  # that failed for no fault of the config, before that counts
 
 
 def keep_outcome(
-    connection: sqlite3.Connection, place: TuningKey, stored: StoredOutcome, *, from_elsewhere: bool = False
+    connection: sqlite3.Connection, tuning_key: TuningKey, stored: StoredOutcome, *, from_elsewhere: bool = False
 ) -> bool:
-    """Write an outcome and the forecast before it; its place is there already. Returns whether anything changed.
+    """Write an outcome and the forecast before it; its tuning key is there already. Returns whether anything changed.
 
     A later outcome of the same config and run replaces the earlier one but keeps its forecast: the forecast made after
     a config was timed has seen the answer, and does not show how honest forecasts are. One of this process always replaces;
     one from elsewhere replaces only an older one.
     """
-    ids = ids_of(connection, place)
+    ids = ids_of(connection, tuning_key)
     row = (*ids, _text_id(connection, stored.config.text), _text_id(connection, stored.run))
     earlier = connection.execute(
         "SELECT id, CAST(recorded_at AS REAL), value FROM outcome"
@@ -68,7 +68,7 @@ def keep_outcome(
 
 
 def _not_before_others(connection: sqlite3.Connection, ids: Ids, recorded_at: float) -> float:
-    """A time that is not before any outcome of a place, or a later run would count as the earlier one.
+    """A time that is not before any outcome of a tuning key, or a later run would count as the earlier one.
 
     The clock may have been set back in between.
     """
@@ -103,7 +103,7 @@ def text_of(column: str) -> str:
 
 
 def stored_outcomes(connection: sqlite3.Connection, ids: Ids, complain: Complain) -> Iterator[StoredOutcome]:
-    """Outcomes of one place, the oldest first."""
+    """Outcomes of one tuning key, the oldest first."""
     selected = connection.execute(
         f"SELECT outcome.id, {text_of('config')}, outcome.value, forecast.value, {text_of('default_config')},"  # noqa: S608  # ours
         f" {text_of('run')}, recorded_at, described FROM outcome LEFT JOIN forecast ON forecast.outcome = outcome.id"
@@ -133,7 +133,7 @@ def decode_description(text: object, what: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceOutcomes:
-    """The newest outcome of each config of one place, with the configs' static features."""
+    """The newest outcome of each config of one tuning key, with the configs' static features."""
 
     outcomes: dict[Config, Outcome] = field(default_factory=dict)
     described: dict[Config, Mapping[str, float]] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class PlaceOutcomes:
 def newest_outcomes(
     connection: sqlite3.Connection, ids: Ids, complain: Complain, *, limit: int = -1, described: bool = False
 ) -> PlaceOutcomes:
-    """The newest outcome of each config of one place.
+    """The newest outcome of each config of one tuning key.
 
     A transient failure counts as an outcome only when it has come in `TRANSIENT_RUNS` runs, and never against a time: so a
     config that memory was short for is tried once more, and not for ever. The default is tried again by every run: without
@@ -194,7 +194,7 @@ def newest_outcomes(
 
 
 class _Newest:
-    """Gathers the newest outcome of each config from a place's rows, given the oldest first."""
+    """Gathers the newest outcome of each config from a tuning key's rows, given the oldest first."""
 
     def __init__(self) -> None:
         self.default_text: str | None = None  # of the newest run
@@ -238,7 +238,7 @@ class _Newest:
 def measurement_of(
     connection: sqlite3.Connection, decision: int, config: Config, complain: Complain
 ) -> Measurement | None:
-    """The newest measurement of a config at the place of the decision with this id; None where there is none."""
+    """The newest measurement of a config under the tuning key of the decision with this id; None where there is none."""
     row = connection.execute(
         "SELECT outcome.id, outcome.value FROM decision JOIN outcome ON outcome.workload = decision.workload"
         " AND outcome.hardware = decision.hardware AND outcome.toolchain = decision.toolchain"
@@ -258,7 +258,7 @@ def measurement_of(
 
 
 def default_of(connection: sqlite3.Connection, decision: int, complain: Complain) -> Config | None:
-    """The default of the newest run at the place of the decision with this id; None where no outcome is left of it."""
+    """The default of the newest run under the tuning key of the decision with this id; None where no outcome is left."""
     row = connection.execute(
         f"SELECT outcome.id, {text_of('default_config')} FROM decision JOIN outcome ON outcome.workload = decision.workload"  # noqa: S608  # ours
         " AND outcome.hardware = decision.hardware AND outcome.toolchain = decision.toolchain"
@@ -302,7 +302,7 @@ def newest_failures(
 
 
 def newest_of(connection: sqlite3.Connection, ids: Ids, complain: Complain) -> list[StoredOutcome]:
-    """The newest outcome of each config of one place, with the first forecast it ever had; the newest outcome last."""
+    """The newest outcome of each config of one tuning key, with the first forecast it ever had; the newest outcome last."""
     newest: dict[Config, StoredOutcome] = {}
     for outcome in stored_outcomes(connection, ids, complain):
         earlier = newest.pop(outcome.config, None)

@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
     """Note a key, or that one more process has met it; not if a decision that was measured has come in the meantime."""
-    place = pending.place
-    for _, held, _ in holding(connection, pending.digest, place.hardware):
+    tuning_key = pending.tuning_key
+    for _, held, _ in holding(connection, pending.digest, tuning_key.hardware):
         with suppress(InvalidInputError):
             if encoding.decode_decision(from_text(held, "decision"), "decision").is_measured:
                 return
-    keep_tuning_key(connection, place, pending.met_at)
+    keep_tuning_key(connection, tuning_key, pending.met_at)
     connection.execute(
         "INSERT INTO pending (digest, workload, hardware, toolchain, space, space_size, why, noted_at, met_at)"
         " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (digest) DO UPDATE SET"
         " hardware = excluded.hardware, why = excluded.why, met_at = max(met_at, excluded.met_at), met = met + 1",
         (
             pending.digest,
-            *ids_of(connection, place),
+            *ids_of(connection, tuning_key),
             pending.space,
             pending.space_size,
             pending.why,
@@ -53,7 +53,7 @@ def stored_pending(connection: sqlite3.Connection, complain: Complain) -> Iterat
         what = "a pending key"
         try:
             yield Pending(
-                place=reader.read(workload, hardware, toolchain),
+                tuning_key=reader.read(workload, hardware, toolchain),
                 space=encoding.text_field(row, "space", what),
                 space_size=encoding.count_field(row, "space_size", what),
                 why=encoding.text_field(row, "why", what),

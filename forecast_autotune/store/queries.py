@@ -93,7 +93,7 @@ class StoreFile:
     def each_timed_decision(
         self, *, kernel: str | None = None, hardware: str | None = None, superseded: bool = False
     ) -> Generator[tuple[StoredDecision, Measurement | None]]:
-        """The same decisions, each with the newest measurement of its config at its place, where there is one."""
+        """The same decisions, each with the newest measurement of its config under its tuning key, where there is one."""
         with reading(self.path) as connection:
             where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=superseded)
             for stored in stored_decisions(connection, self.unreadable.append, where, values):
@@ -104,9 +104,10 @@ class StoreFile:
         with reading(self.path) as connection:
             where, values = _which(connection, kernel, hardware, self.unreadable.append, superseded=False)
             for stored in stored_decisions(connection, self.unreadable.append, where, values):
-                if stored.decision.basis == "measured" and stored.place.hardware.kind not in (*REHEARSAL_KINDS, "cpu"):
+                kind = stored.tuning_key.hardware.kind
+                if stored.decision.basis == "measured" and kind not in (*REHEARSAL_KINDS, "cpu"):
                     default = default_of(connection, stored.id, self.unreadable.append)
-                    yield Tuned(place=stored.place, decision=stored.decision, default=default)
+                    yield Tuned(tuning_key=stored.tuning_key, decision=stored.decision, default=default)
 
     def kernels(self) -> list[str]:
         """The names of all kernels that anything is known of."""
@@ -142,8 +143,8 @@ class StoreFile:
     def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[KnobEffect]:
         """The effects of single knobs, mined from the newest outcomes, the most telling first; filters as in `decisions`."""
 
-        def fits(place: TuningKey) -> bool:
-            return is_meant(kernel, place.workload.program.name) and is_meant(hardware, place.hardware.name)
+        def fits(tuning_key: TuningKey) -> bool:
+            return is_meant(kernel, tuning_key.workload.program.name) and is_meant(hardware, tuning_key.hardware.name)
 
         with reading(self.path) as connection:
             return skills_of(newest_recordings(connection, fits, MINED_OUTCOMES, self.unreadable.append))

@@ -1,4 +1,4 @@
-"""A store's outcomes as recordings: of the same program at other places, or the newest of whichever programs."""
+"""A store's outcomes as recordings: of the same program under other tuning keys, or the newest of whichever programs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import sqlite3
 
 RELATED_OUTCOMES = 5_000
-"""Outcomes of other places read to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
+"""Outcomes of other keys read to seed a forecast; more would eat into a budget given in seconds. 10,000 of 8 knobs and 32
 samples each took 0.7 s (two busy cores)."""
 
 KEYS_COMPARED = 5_000
-"""Tuning keys of other places compared with a job's: the same source first, then the same hardware, then the newest."""
+"""Other tuning keys compared with a job's: the same source first, then the same hardware, then the newest."""
 
 NEWEST = 5_000
 """Outcomes read for a job. Reading and mining them takes 0.5 s (150 samples each, two busy cores); a language model needs
@@ -40,7 +40,7 @@ _ROWS = (
 
 
 def related_recordings(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
-    """Recordings of the program's name at other places: those that count most for the job, as many as forecasts read.
+    """Recordings of the program's name under other keys: those that count most for the job, as many as forecasts read.
 
     One more, where none of those was made on the job's product and another was. Of recordings that count alike, the same
     source goes first, then the newest.
@@ -49,7 +49,7 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
     """
     own = tuning_keys_of(connection, TuningKey.of(job))
     groups = connection.execute(
-        # The newest by id, not by time: so the index of places alone is read, and no outcome's row.
+        # The newest by id, not by time: so the index of tuning keys alone is read, and no outcome's row.
         "SELECT workload.id, outcome.hardware, outcome.toolchain, count(*) FROM program"
         " JOIN workload ON workload.program = program.digest JOIN outcome ON outcome.workload = workload.id"
         " WHERE program.name = ? GROUP BY 1, 2, 3"
@@ -89,32 +89,32 @@ def related_recordings(connection: sqlite3.Connection, job: Job, complain: Compl
 
 def recording_at(
     connection: sqlite3.Connection,
-    place: TuningKey,
+    tuning_key: TuningKey,
     ids: Ids,
     complain: Complain,
     *,
     limit: int = -1,
 ) -> Recording | None:
-    """The newest outcomes of a place, from so many of its rows; None where there are none, or no default is known."""
+    """The newest outcomes of a tuning key, from so many of its rows; None where there are none, or no default is known."""
     newest = newest_outcomes(connection, ids, complain, limit=limit, described=True)
     if not newest.outcomes or newest.default is None:
         return None
     return Recording(
-        workload=place.workload,
-        hardware=place.hardware,
-        toolchain=place.toolchain,
+        workload=tuning_key.workload,
+        hardware=tuning_key.hardware,
+        toolchain=tuning_key.toolchain,
         default=newest.default,
         outcomes=newest.outcomes,
         static_features=newest.described,
     )
 
 
-def _bears_on(place: TuningKey, job: Job) -> bool:
-    """Whether times at a place say anything of a job: in its language, and a rehearsal's of its own kind alone."""
-    kinds = {place.hardware.kind, job.hardware.kind}
+def _bears_on(tuning_key: TuningKey, job: Job) -> bool:
+    """Whether times of a tuning key say anything of a job: in its language, and a rehearsal's of its own kind alone."""
+    kinds = {tuning_key.hardware.kind, job.hardware.kind}
     if len(kinds) > 1 and kinds & set(REHEARSAL_KINDS):
         return False
-    return place.workload.program.language == job.workload.program.language
+    return tuning_key.workload.program.language == job.workload.program.language
 
 
 def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain) -> list[Recording]:
@@ -124,13 +124,13 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain) -> 
     """
     program, kind = job.workload.program, job.hardware.kind
     hardware = [number for number, known in hardware_of(connection, complain).items() if known.kind == kind]
-    place = TuningKey.of(job)
-    like = alike(connection, place.hardware)
+    tuning_key = TuningKey.of(job)
+    like = alike(connection, tuning_key.hardware)
     elsewhere = f"hardware IN ({marks(hardware)}) AND NOT (workload IS ? AND hardware IN ({marks(like)}))"
     named = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = ?)"
-    values = (*hardware, ids_of(connection, place)[0], *like, program.name)
+    values = (*hardware, ids_of(connection, tuning_key)[0], *like, program.name)
     newest = "ORDER BY outcome.id DESC LIMIT ?"
-    # Its own are found in the index of places, ids first: rows are long. Others are looked for by walking back.
+    # Its own are found in the index of tuning keys, ids first: rows are long. Others are looked for by walking back.
     ids = f"SELECT outcome.id FROM outcome WHERE {elsewhere} AND {named} {newest}"  # noqa: S608  # our own names and marks
     own = connection.execute(f"{_ROWS} WHERE outcome.id IN ({ids}) {newest}", (*values, NEWEST, NEWEST)).fetchall()
     left = NEWEST - len(own)
@@ -141,7 +141,7 @@ def newest_for(connection: sqlite3.Connection, job: Job, complain: Complain) -> 
     return _recordings(
         connection,
         chain(own, others),
-        lambda place: place.workload.program.language == program.language,
+        lambda tuning_key: tuning_key.workload.program.language == program.language,
         NEWEST,
         complain,
     )
@@ -155,7 +155,7 @@ def newest_recordings(
     *,
     described: bool = False,
 ) -> list[Recording]:
-    """The `most` newest outcomes at places that fit; with `described`, the configs' static features too."""
+    """The `most` newest outcomes of tuning keys that fit; with `described`, the configs' static features too."""
     rows = connection.execute(f"{_ROWS} ORDER BY outcome.id DESC")
     return _recordings(connection, rows, fits, most, complain, described=described)
 
@@ -169,30 +169,30 @@ def _recordings(
     *,
     described: bool = False,
 ) -> list[Recording]:
-    """The first rows at places that fit, so many at most; of a config's outcomes at one place the first one counts.
+    """The first rows of tuning keys that fit, so many at most; of a config's outcomes under one key the first one counts.
 
     What failed for no fault of its own is left out.
     """
     reader = KeyReader(connection)
-    by_place: dict[tuple[int, int, int], Recording | None] = {}  # None: a place that does not fit, or cannot be read
+    by_ids: dict[tuple[int, int, int], Recording | None] = {}  # None: a key that does not fit, or cannot be read
     outcomes: dict[tuple[int, int, int], dict[Config, Outcome]] = {}
     features: dict[tuple[int, int, int], dict[Config, Mapping[str, float]]] = {}
     for number, workload, hardware, toolchain, config_text, default_text, value, description in rows:
         ids, what = (workload, hardware, toolchain), f"outcome {number}"
         try:
-            if ids not in by_place:
-                by_place[ids] = None
-                place = reader.read(*ids)
-                if fits(place):
-                    by_place[ids] = Recording(
-                        workload=place.workload,
-                        hardware=place.hardware,
-                        toolchain=place.toolchain,
+            if ids not in by_ids:
+                by_ids[ids] = None
+                tuning_key = reader.read(*ids)
+                if fits(tuning_key):
+                    by_ids[ids] = Recording(
+                        workload=tuning_key.workload,
+                        hardware=tuning_key.hardware,
+                        toolchain=tuning_key.toolchain,
                         default=encoding.decode_config(from_text(default_text, what), what),
                         outcomes=outcomes.setdefault(ids, {}),
                         static_features=features.setdefault(ids, {}),
                     )
-            if by_place[ids] is None:
+            if by_ids[ids] is None:
                 continue
             config = encoding.decode_config(from_text(config_text, what), what)
             if config not in outcomes[ids]:
@@ -206,4 +206,4 @@ def _recordings(
         most -= 1
         if most <= 0:
             break
-    return [recording for recording in by_place.values() if recording is not None]
+    return [recording for recording in by_ids.values() if recording is not None]

@@ -37,7 +37,7 @@ class TuningKey:
 
     @classmethod
     def of(cls, known: Job | Recording) -> TuningKey:
-        """Where the outcomes and decisions of a job, or of a recording, belong."""
+        """That of a job, or of a recording."""
         return cls(workload=known.workload, hardware=known.hardware, toolchain=known.toolchain)
 
     @property
@@ -67,7 +67,7 @@ class StoredDecision:
     """A decision with where it holds, and since when it does not any more."""
 
     id: int
-    place: TuningKey
+    tuning_key: TuningKey
     decision: Decision
     superseded_at: float | None = None
     hits: int = 0
@@ -76,7 +76,7 @@ class StoredDecision:
     @property
     def digest(self) -> str:
         """The same for a decision and those it superseded."""
-        return decision_digest(self.place, self.decision.space_digest)
+        return decision_digest(self.tuning_key, self.decision.space_digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Recall:
 class Pending:
     """A key met where measuring was not allowed."""
 
-    place: TuningKey
+    tuning_key: TuningKey
     space: str  # its digest
     space_size: int
     why: str
@@ -103,12 +103,12 @@ class Pending:
     @property
     def digest(self) -> str:
         """That of the decision which is missing."""
-        return decision_digest(self.place, self.space)
+        return decision_digest(self.tuning_key, self.space)
 
 
-def decision_digest(place: TuningKey, space_digest: str) -> str:
+def decision_digest(tuning_key: TuningKey, space_digest: str) -> str:
     """What identifies a decision: where it holds, and the space it chose from."""
-    return digest(*place.digests, space_digest)
+    return digest(*tuning_key.digests, space_digest)
 
 
 def now() -> float:

@@ -218,7 +218,7 @@ class SqliteStore:
             return
         now, space = rows.now(), job.space
         pending = rows.Pending(
-            place=TuningKey.of(job), space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
+            tuning_key=TuningKey.of(job), space=space.digest, space_size=len(space), why=why, noted_at=now, met_at=now
         )
         with self.warnings.held(), self.connection.lock:
             if self.connection.deferred.note(pending):

@@ -153,7 +153,7 @@ class _JudgedOutcomes:
 
 
 def _newest(connection: sqlite3.Connection, complain: Complain) -> _JudgedOutcomes:
-    """The first forecast ever made for each config at a place, and the log2 speed-up measured there.
+    """The first forecast ever made for each config of a tuning key, and the log2 speed-up measured there.
 
     Minus infinity where the config failed. The default is left out, its speed-up being 1 by definition. Read back to the
     newest `JUDGED_OUTCOMES`; rows beyond them are counted only, unreadable ones included.
@@ -161,10 +161,10 @@ def _newest(connection: sqlite3.Connection, complain: Complain) -> _JudgedOutcom
     judged = _JudgedOutcomes()
     read = 0
     known = hardware_of(connection, lambda _: None)  # the decisions have complained of damaged ones
-    places = connection.execute(
+    tuning_keys = connection.execute(
         "SELECT workload, hardware, toolchain, count(*) FROM outcome GROUP BY 1, 2, 3 ORDER BY max(id) DESC"
     )
-    for workload, hardware, toolchain, outcomes in places:
+    for workload, hardware, toolchain, outcomes in tuning_keys:
         if read >= JUDGED_OUTCOMES:
             break
         read += outcomes
@@ -179,7 +179,7 @@ def _newest(connection: sqlite3.Connection, complain: Complain) -> _JudgedOutcom
 
 
 def _pairs_of(newest: Sequence[StoredOutcome]) -> list[Pair]:
-    """Those of one place."""
+    """Those of one tuning key."""
     if not newest:
         return []
     default = newest[-1].default

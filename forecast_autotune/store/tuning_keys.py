@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-def keep_tuning_key(connection: sqlite3.Connection, place: TuningKey, seen_at: float) -> None:
+def keep_tuning_key(connection: sqlite3.Connection, tuning_key: TuningKey, seen_at: float) -> None:
     """Write the program, workload, hardware and toolchain that rows refer to; known ones get a new `seen_at`.
 
     That is never earlier than the newest of all: what is used while the clock is set back must not look unseen for years.
     """
-    workload, hardware, toolchain = place.digests
+    workload, hardware, toolchain = tuning_key.digests
     (newest,) = connection.execute(
         "SELECT max(CAST(seen_at AS REAL)) FROM toolchain WHERE seen_at < ?", (FAR_FUTURE,)
     ).fetchone()
     seen_at = max(seen_at, newest or 0.0)
-    program = place.workload.program
+    program = tuning_key.workload.program
     connection.execute(
         "INSERT INTO hardware (digest, power_limit_w, value) VALUES (?, ?, ?)"
         " ON CONFLICT (digest, power_limit_w) DO UPDATE SET value = excluded.value",
-        (hardware, place.hardware.power_limit_w, to_text(encoding.encode_hardware(place.hardware))),
+        (hardware, tuning_key.hardware.power_limit_w, to_text(encoding.encode_hardware(tuning_key.hardware))),
     )
     connection.execute(
         "INSERT INTO toolchain (digest, value, seen_at) VALUES (?, ?, ?)"
         " ON CONFLICT (digest) DO UPDATE SET seen_at = max(seen_at, excluded.seen_at)",
-        (toolchain, to_text(encoding.encode_toolchain(place.toolchain)), seen_at),
+        (toolchain, to_text(encoding.encode_toolchain(tuning_key.toolchain)), seen_at),
     )
     connection.execute(
         "INSERT INTO program (digest, name, value, seen_at) VALUES (?, ?, ?, ?)"
@@ -51,19 +51,19 @@ def keep_tuning_key(connection: sqlite3.Connection, place: TuningKey, seen_at: f
         (
             workload,
             program.digest,
-            to_text(encoding.encode_workload(place.workload)),
-            place.workload.without_constexprs().digest,
+            to_text(encoding.encode_workload(tuning_key.workload)),
+            tuning_key.workload.without_constexprs().digest,
         ),
     )
 
 
-def ids_of(connection: sqlite3.Connection, place: TuningKey) -> Ids:
-    """How the rows of other tables refer to a place."""
+def ids_of(connection: sqlite3.Connection, tuning_key: TuningKey) -> Ids:
+    """How the rows of other tables refer to a tuning key."""
     ids: Ids = connection.execute(
         "SELECT (SELECT id FROM workload WHERE digest = ?),"
         " (SELECT id FROM hardware WHERE digest = ? AND power_limit_w = ?),"
         " (SELECT id FROM toolchain WHERE digest = ?)",
-        (place.digests[0], place.digests[1], place.hardware.power_limit_w, place.digests[2]),
+        (tuning_key.digests[0], tuning_key.digests[1], tuning_key.hardware.power_limit_w, tuning_key.digests[2]),
     ).fetchone()
     return ids
 
@@ -86,10 +86,10 @@ def limits_alike(limit_w: int, other_w: int) -> bool:
     return 0 in (limit_w, other_w) or 10 * min(limit_w, other_w) >= 9 * max(limit_w, other_w)
 
 
-def tuning_keys_of(connection: sqlite3.Connection, place: TuningKey) -> list[Ids]:
-    """A place, and the same under power limits alike; the nearest last."""
-    workload, _, toolchain = ids_of(connection, place)
-    return [(workload, hardware, toolchain) for hardware in alike(connection, place.hardware)]
+def tuning_keys_of(connection: sqlite3.Connection, tuning_key: TuningKey) -> list[Ids]:
+    """A tuning key, and the same under power limits alike; the nearest last."""
+    workload, _, toolchain = ids_of(connection, tuning_key)
+    return [(workload, hardware, toolchain) for hardware in alike(connection, tuning_key.hardware)]
 
 
 def hardware_of(connection: sqlite3.Connection, complain: Complain) -> dict[int, Hardware]:
@@ -117,7 +117,7 @@ class KeyReader:
         self._toolchains: dict[int, Toolchain] = {}
 
     def read(self, workload: int, hardware: int, toolchain: int) -> TuningKey:
-        """The place that three ids name.
+        """The tuning key that three ids name.
 
         Raises:
             InvalidInputError: a row does not decode or is gone.

@@ -159,7 +159,7 @@ def decisions_in(name: str, contents: Contents | None) -> list[tuple[str, tuple[
     """The decisions of a segment, looked for once and not once a machine."""
     if name not in _DECISIONS:
         decided = [entry for entry in (contents.entries if contents else ()) if isinstance(entry, Decided)]
-        _DECISIONS[name] = [(key_of(d.place), (d.decision.decided_at, d.decision.config.text)) for d in decided]
+        _DECISIONS[name] = [(key_of(d.tuning_key), (d.decision.decided_at, d.decision.config.text)) for d in decided]
     return _DECISIONS[name]
 
 
@@ -169,8 +169,8 @@ def job_of(program: int, release: int, key: int, gpu: int) -> Job:
     return a_job(name=f"kernel {program}", source=source, key={"n": key}, space=SPACE, hardware=GPUS[gpu])
 
 
-def key_of(place: TuningKey) -> str:
-    return " ".join(place.digests)
+def key_of(tuning_key: TuningKey) -> str:
+    return " ".join(tuning_key.digests)
 
 
 class Day:
@@ -243,7 +243,7 @@ class Day:
 
     def decide(self, number: int, job: Job) -> None:
         _, _, read, exchange = self.machines[number]
-        place, tried = TuningKey.of(job), self.draw.sample(list(job.space), 16)
+        tuning_key, tried = TuningKey.of(job), self.draw.sample(list(job.space), 16)
         outcomes = tuple(
             StoredOutcome(
                 config=config, outcome=self.measurement(), forecast=None, default=job.space.default,
@@ -253,9 +253,12 @@ class Day:
         )  # fmt: skip
         decision = a_decision(job, tried[0], decided_at=self.now, run=f"{self.draw.random()}")
         contents = Contents(
-            entries=(Run(place=place, outcomes=outcomes), Decided(place=place, decision=decision, superseded_at=None))
+            entries=(
+                Run(tuning_key=tuning_key, outcomes=outcomes),
+                Decided(tuning_key=tuning_key, decision=decision, superseded_at=None),
+            )
         )
-        read.learn(key_of(place), (self.now, tried[0].text))
+        read.learn(key_of(tuning_key), (self.now, tried[0].text))
         self.send(exchange, read, job, contents)
 
     def measurement(self) -> Any:

@@ -80,15 +80,15 @@ def build(path: Path) -> None:
             workload = job(number).workload
             for hardware in HARDWARE:
                 for toolchain in TOOLCHAINS:
-                    place = TuningKey(workload=workload, hardware=hardware, toolchain=toolchain)
-                    keep_tuning_key(connection, place, at)
+                    tuning_key = TuningKey(workload=workload, hardware=hardware, toolchain=toolchain)
+                    keep_tuning_key(connection, tuning_key, at)
                     run = f"{chance.getrandbits(128):032x}"
                     chosen = [configs[0], *chance.sample(configs[1:], PER_KEY - 1)]
                     for config in chosen:
                         at += 1.0
                         keep_outcome(
                             connection,
-                            place,
+                            tuning_key,
                             StoredOutcome(
                                 config=config,
                                 outcome=an_outcome(chance),
@@ -100,7 +100,7 @@ def build(path: Path) -> None:
                         )
                     keep_decision(
                         connection,
-                        place,
+                        tuning_key,
                         Decision(
                             config=chosen[1],
                             basis="measured",

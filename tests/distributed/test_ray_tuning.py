@@ -44,7 +44,7 @@ def decided(folder: Path) -> dict[int, int]:
     store = StoreFile(folder)
     decisions = store.decisions() if store.exists() else []
     return {
-        d.place.workload.key["key"][0]: int(str(d.decision.config["config"]))  # type: ignore[index]
+        d.tuning_key.workload.key["key"][0]: int(str(d.decision.config["config"]))  # type: ignore[index]
         for d in decisions
         if d.decision.is_measured
     }
@@ -122,7 +122,7 @@ def measured_again(folder: Path) -> Counter[str]:
     runs: Counter[tuple[str, Config]] = Counter()
     for line in StoreFile(folder).lines():
         if isinstance(entry := decode_entry(json.loads(line)), Run):
-            key = str(entry.place.workload)
+            key = str(entry.tuning_key.workload)
             runs.update((key, o.config) for o in entry.outcomes if o.config != o.default)
     return Counter(key for (key, _), count in runs.items() if count > 1)
 
@@ -131,7 +131,7 @@ def test_a_program_is_run_for_the_keys_of_a_list_alone(
     tuned: Tuned, cluster: RayNodes, folders: Sequence[Path], tmp_path: Path
 ) -> None:
     gathered, keys = tmp_path / "all", tmp_path / "keys.jsonl"
-    listed = [decision.place for decision in StoreFile(tuned.gathered).decisions()][:2]
+    listed = [decision.tuning_key for decision in StoreFile(tuned.gathered).decisions()][:2]
     for folder in folders[:2]:
         StoreFile(folder).clear()
     write_keys(

@@ -49,12 +49,12 @@ def keys_of(*workloads: str, hardware: Any = H200) -> list[dict[str, str]]:
 
 def told_of(job: Job) -> list[str]:
     """What a worker tells that has tuned a job."""
-    place = TuningKey.of(job)
+    tuning_key = TuningKey.of(job)
     outcome = StoredOutcome(
         config=SPACE[1], outcome=a_measurement(), forecast=None, default=SPACE[0], run="run", recorded_at=1.0
     )
-    run = Run(place=place, outcomes=(outcome,))
-    return encoded([run, Decided(place=place, decision=a_decision(job), superseded_at=None)])
+    run = Run(tuning_key=tuning_key, outcomes=(outcome,))
+    return encoded([run, Decided(tuning_key=tuning_key, decision=a_decision(job), superseded_at=None)])
 
 
 def test_devices_of_one_product_share_the_calls_and_each_product_makes_all(tmp_path: Path) -> None:

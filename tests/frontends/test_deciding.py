@@ -160,10 +160,10 @@ def test_mode_strict_names_the_nearest_of_thousands_of_keys(tmp_path: Path) -> N
     def fill(connection: Any) -> None:
         for n in range(1_500):
             job = a_job(key={"n": n, "m": 4096})
-            place = TuningKey.of(job)
-            keep_tuning_key(connection, place, 1e9)
-            keep_outcome(connection, place, outcome)
-            keep_decision(connection, place, a_decision(job, decided_at=1.8e9 + n))
+            tuning_key = TuningKey.of(job)
+            keep_tuning_key(connection, tuning_key, 1e9)
+            keep_outcome(connection, tuning_key, outcome)
+            keep_decision(connection, tuning_key, a_decision(job, decided_at=1.8e9 + n))
 
     outcome = StoredOutcome(
         config=SPACE[0], outcome=a_measurement(), forecast=None, default=SPACE.default, run="run", recorded_at=1e9
@@ -175,7 +175,7 @@ def test_mode_strict_names_the_nearest_of_thousands_of_keys(tmp_path: Path) -> N
         edited = a_job(key={"n": 3, "m": 4096}, source="edited")
         with pytest.raises(CacheMissError, match="it was decided in another version of its source"):
             decide(edited, STRICT, store=store, compiler=idle, measurer=idle)
-        assert [each.place.workload.key["n"] for each in store.related_decisions(edited)] == [3]
+        assert [each.tuning_key.workload.key["n"] for each in store.related_decisions(edited)] == [3]
 
 
 def test_without_measuring_a_decision_for_other_constexprs_is_taken(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_without_measuring_a_decision_for_other_constexprs_is_taken(tmp_path: Pa
             taken = decided(with_size(512), mode, **more)
             assert (taken.config, taken.is_measured, taken.config_us) == (first.config, False, None)
             assert "decided for D=64" in taken.reason
-        assert [p.place.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()] == [512], "it has no own"
+        assert [p.tuning_key.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()] == [512], "it has no own"
         of_one_call = decided(with_size(512), "tune", **nothing, unmeasured="a graph is captured")
         assert of_one_call.tried == 0, "another call will have the key tuned"
         own = decided(with_size(512), "tune", **measures)

@@ -59,7 +59,7 @@ def call(kernel: Any, n: int = 1000) -> int:
 
 def noted(folder: Path) -> list[tuple[object, str, int]]:
     store = StoreFile(folder)
-    return [(p.place.workload.key["n"], p.why, p.met) for p in store.pending()] if store.exists() else []
+    return [(p.tuning_key.workload.key["n"], p.why, p.met) for p in store.pending()] if store.exists() else []
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_a_decision_for_other_constexprs_claims_nothing_and_stays_pending(
         ]
         assert "decided for D=64" in str(explanation)
         (pending,) = StoreFile(own_settings).pending()
-        assert pending.place.workload.constexprs == {"D": 512}
+        assert pending.tuning_key.workload.constexprs == {"D": 512}
         with fa.tune_pending():
             kernel[(16,)](torch.empty(1000), 1000, D=512)
         assert [d.basis for d in kernel.decisions.values()] == ["measured"]
@@ -297,7 +297,7 @@ def test_load_inline_notes_and_tunes_pending_keys_too(
     module = fa.load_inline(**{**toy.arguments(), "space": toy.space(["slow", "plain"])})
     assert torch.equal(module.scaled(x, 2.0), 2 * x)
     (pending,) = StoreFile(own_settings).pending()
-    assert pending.place.workload.program.name.endswith(".scaled")
+    assert pending.tuning_key.workload.program.name.endswith(".scaled")
     with fa.tune_pending():
         assert torch.equal(module.scaled(x, 2.0), 2 * x)
     (decision,) = module.scaled.decisions.values()

@@ -63,7 +63,7 @@ def warmed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 
 def known_keys() -> list[TuningKey]:
     store = StoreFile(Settings.from_environment().dir)
-    return [stored.place for stored in store.decisions()]
+    return [stored.tuning_key for stored in store.decisions()]
 
 
 @contextlib.contextmanager

@@ -185,7 +185,7 @@ def test_a_miss_during_graph_capture_is_noted_and_tuned_by_a_later_call(
         launch(tuner, y, x)
     assert not tuner.decisions, "what the captured call made do with is no decision"
     (pending,) = StoreFile(own_settings).pending()
-    assert pending.place.workload.key["n"] == len(x)
+    assert pending.tuning_key.workload.key["n"] == len(x)
 
     y.fill_(torch.nan)
     graph.replay()

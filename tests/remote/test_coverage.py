@@ -25,7 +25,7 @@ NEWER = Toolchain(versions={**TOOLCHAIN.versions, "triton": "4.0.0"})
 
 
 def known(job: Job, *, measured: bool = True, believed: bool = True, at: float = 1.0) -> KnownKey:
-    return KnownKey(place=TuningKey.of(job), at=at, measured=measured, believed=believed)
+    return KnownKey(tuning_key=TuningKey.of(job), at=at, measured=measured, believed=believed)
 
 
 def states(*entries: KnownKey) -> dict[tuple[Any, str], tuple[str, tuple[str, ...]]]:

@@ -276,7 +276,7 @@ def test_what_is_withdrawn_is_forgotten_also_when_it_comes_again(machines: Machi
     tuned(one, a_job(key={"n": 7}))
     shutil.copytree(tmp_path / "shared", tmp_path / "backup")
     assert heard(other, a_job()) is not None
-    (stored,) = [s for s in StoreFile(tmp_path / "one").decisions() if s.place.workload.key == {"n": 4096}]
+    (stored,) = [s for s in StoreFile(tmp_path / "one").decisions() if s.tuning_key.workload.key == {"n": 4096}]
     one.syncs[0].exchange.withdraw([stored])
     assert one.decision(a_job()) is None
     assert heard(other, a_job()) is None

@@ -32,12 +32,12 @@ def a_run(job: Job | None = None, at: float = NOW, outcome: Outcome | None = Non
         run=run,
         recorded_at=at,
     )
-    return Run(place=TuningKey.of(job), outcomes=(stored,))
+    return Run(tuning_key=TuningKey.of(job), outcomes=(stored,))
 
 
 def decided(job: Job | None = None, at: float = NOW, **changes: Any) -> Decided:
     job = job or a_job()
-    return Decided(place=TuningKey.of(job), decision=a_decision(job, decided_at=at, **changes), superseded_at=None)
+    return Decided(tuning_key=TuningKey.of(job), decision=a_decision(job, decided_at=at, **changes), superseded_at=None)
 
 
 def one(contents: Contents, *, sources: bool = False) -> bytes:
@@ -70,7 +70,7 @@ def test_contents_come_back_as_they_were(sources: bool) -> None:
     back = read(one(CONTENTS, sources=sources))
     assert set(map(str, back.entries)) == set(map(str, CONTENTS.entries))
     assert back.withdrawn == CONTENTS.withdrawn
-    assert {e.place.workload.digest for e in back.entries} == {a_job().workload.digest}
+    assert {e.tuning_key.workload.digest for e in back.entries} == {a_job().workload.digest}
 
 
 def test_equal_contents_have_one_name_whatever_their_order() -> None:
@@ -93,8 +93,8 @@ def test_neither_source_nor_compilers_words_leave_unless_asked_for() -> None:
 
 def test_a_program_that_is_not_known_keeps_its_digest() -> None:
     (entry, _) = read(one(CONTENTS), known=None).entries
-    assert entry.place.workload.program.digest == PROGRAM
-    assert entry.place.workload.digest == a_job().workload.digest
+    assert entry.tuning_key.workload.program.digest == PROGRAM
+    assert entry.tuning_key.workload.digest == a_job().workload.digest
 
 
 def test_much_is_written_as_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:

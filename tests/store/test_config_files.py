@@ -521,11 +521,13 @@ def test_the_key_of_a_function_that_runs_the_layer_tells_the_layer(own_settings:
     tuned = fa.variants([(layer, space)], key="hidden_states, w2", budget="all")
     tuned(torch.ones(24, 8), torch.ones(4, 32, 8), torch.ones(4, 8, 16), torch.zeros(24, 2, dtype=torch.int32))
     (stored,) = StoreFile(own_settings).decisions()
-    assert layer_of(stored.place.workload, Where()) == Layer(tokens=24, experts=4, width=16, hidden=8, dtype="float32")
-    here = replace(stored.place, hardware=H100)  # it ran on this CPU, whose decisions go into no file
+    assert layer_of(stored.tuning_key.workload, Where()) == Layer(
+        tokens=24, experts=4, width=16, hidden=8, dtype="float32"
+    )
+    here = replace(stored.tuning_key, hardware=H100)  # it ran on this CPU, whose decisions go into no file
     assert exported(own_settings).files == []
     variant = stored.decision.config["variant"]
-    one = Tuned(place=here, decision=stored.decision, default=Config({**space.default.knobs, "variant": variant}))
+    one = Tuned(tuning_key=here, decision=stored.decision, default=Config({**space.default.knobs, "variant": variant}))
     ((name, content),) = files_of(VLLM.export([one], Where())).items()
     assert name == "E=4,N=16,device_name=NVIDIA_H100_80GB_HBM3,dtype=float32.json"
     assert content["24"] in tried

@@ -68,7 +68,7 @@ def test_a_decision_strikes_out_no_key_of_other_constexprs(tmp_path: Path) -> No
             store.note_pending(job, "mode cached")
         store.record_decision(small, a_decision(small))
         store.note_pending(larger, "mode cached")
-        assert {p.place.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()} == {512, 1024}
+        assert {p.tuning_key.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()} == {512, 1024}
 
 
 def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_mode_forecast_reads_nothing_and_notes_into_its_folders_store(own_settin
     assert forecasting.decision(a_job()) is None
     forecasting.note_pending(a_job(key={"n": 7}), "mode forecast")
     forecasting.note_pending(a_job(), "mode forecast")  # it is measured, though this mode may not know
-    assert [p.place.workload.key for p in StoreFile(own_settings).pending()] == [{"n": 7}]
+    assert [p.tuning_key.workload.key for p in StoreFile(own_settings).pending()] == [{"n": 7}]
 
 
 def test_a_key_that_cannot_be_written_spoils_nothing_else(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def filled(directory: Path) -> StoreFile:
 def test_decisions_are_listed_newest_first_and_filtered(tmp_path: Path) -> None:
     store = filled(tmp_path)
     found = store.decisions()
-    assert [s.place.workload.program.name for s in found] == ["softmax", "rmsnorm", "rmsnorm"]
+    assert [s.tuning_key.workload.program.name for s in found] == ["softmax", "rmsnorm", "rmsnorm"]
     assert len(store.decisions(superseded=True)) == 6
     assert len(store.decisions(kernel="RMS")) == 2
     assert len(store.decisions(hardware="a100")) == 1
@@ -58,7 +58,7 @@ def test_a_kernel_whose_name_is_the_key_goes_before_longer_names(tmp_path: Path)
     with SqliteStore(tmp_path) as opened:
         opened.record_decision(a_job(name="log_softmax"), a_decision(a_job(name="log_softmax")))
     (found,) = store.find("softmax")
-    assert found.place.workload.program.name == "softmax"
+    assert found.tuning_key.workload.program.name == "softmax"
     assert len(store.find("oftmax")) == 2
 
 
@@ -73,7 +73,7 @@ def test_a_name_that_is_no_utf8_is_found_nowhere(tmp_path: Path) -> None:
 
 def test_a_decision_is_listed_with_the_newest_time_of_its_config(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    timed = {stored.place.workload.program.name: outcome for stored, outcome in store.each_timed_decision()}
+    timed = {stored.tuning_key.workload.program.name: outcome for stored, outcome in store.each_timed_decision()}
     assert timed["softmax"] == a_measurement(10.0)
     with SqliteStore(tmp_path) as opened:
         job = a_job(name="untimed")
@@ -132,7 +132,7 @@ def test_prune_removes_what_is_superseded_and_what_nothing_has_used(tmp_path: Pa
     connection.close()
     removed = store.prune(unseen_days=90)
     assert (removed.decisions, removed.outcomes, removed.programs) == (1, 3, 1)
-    assert {s.place.workload.program.name for s in store.decisions()} == {"rmsnorm"}
+    assert {s.tuning_key.workload.program.name for s in store.decisions()} == {"rmsnorm"}
     assert store.stats().forecasts == 4
     removed = store.prune(unseen_days=0)
     assert (removed.decisions, removed.outcomes, removed.programs) == (2, 6, 1)
@@ -190,7 +190,7 @@ def test_a_recalled_decision_is_not_pruned(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as used:
         used.decision(a_job())
     store.prune()
-    assert {s.place.workload.program.name for s in store.decisions()} == {"rmsnorm"}
+    assert {s.tuning_key.workload.program.name for s in store.decisions()} == {"rmsnorm"}
 
 
 def test_clear_removes_one_kernel_or_everything(tmp_path: Path) -> None:

@@ -290,9 +290,9 @@ def test_of_many_recordings_those_that_forecasts_read_are_decoded(
 ) -> None:
     decoded: list[TuningKey] = []
 
-    def recording_at(connection: Any, place: TuningKey, *arguments: Any, **options: Any) -> Any:
-        decoded.append(place)
-        return decode(connection, place, *arguments, **options)
+    def recording_at(connection: Any, tuning_key: TuningKey, *arguments: Any, **options: Any) -> Any:
+        decoded.append(tuning_key)
+        return decode(connection, tuning_key, *arguments, **options)
 
     decode = recordings.recording_at
     monkeypatch.setattr(recordings, "recording_at", recording_at)

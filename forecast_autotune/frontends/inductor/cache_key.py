@@ -83,7 +83,7 @@ def _state(tuner: ForecastAutotuner) -> str:
                 f"{d.digest} {d.decision.config.digest} {d.decision.decided_at}"
                 for known in map(StoreFile, folders)
                 for d in (known.decisions(kernel=program.name) if known.exists() else ())
-                if d.place.workload.program.digest == program.digest
+                if d.tuning_key.workload.program.digest == program.digest
             )
             parts += map(pack_version, settings.packs)
     except Exception:

@@ -136,5 +136,5 @@ def _decided(settings: Settings) -> list[str]:
         f"{d.digest} {d.decision.config.digest}"
         for known in map(StoreFile, folders)
         for d in (known.decisions(kernel=PREFIX) if known.exists() else ())
-        if is_inductors(program := d.place.workload.program) and program.name != GENERATED
+        if is_inductors(program := d.tuning_key.workload.program) and program.name != GENERATED
     ]

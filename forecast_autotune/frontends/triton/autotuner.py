@@ -26,7 +26,7 @@ from ..online.learning import Learning
 from .call import by_knobs
 from .config_arguments import is_without_data
 from .config_checks import as_list, checked_configs
-from .decision_cache import DecisionCache, tuning_key
+from .decision_cache import DecisionCache, table_key
 from .door import TritonDoor, launch_another
 from .kernel_spec import KernelSpec
 from .launch_codegen import Shortcuts
@@ -275,7 +275,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         version = table.version
         entry, key, config = None, None, self._configs[0]
         if len(self._configs) > 1:
-            key = tuning_key(self, call)
+            key = table_key(self, call)
             if table.is_pinned(key[:-1]):  # the program used Triton's key, which has no device
                 key = key[:-1]
             entry = table.get(key)

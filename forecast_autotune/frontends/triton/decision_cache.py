@@ -1,4 +1,4 @@
-"""Tuning keys by Triton's rule, and the tuner's `cache`: from such a key to the config decided."""
+"""The keys of a tuner's table, by Triton's rule, and the tuner's `cache`: from such a key to the config decided."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..key_table import Entry, KeyTable
 from .target import current_device
 
 
-def tuning_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
+def table_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
     """A call's key by Triton's rule, values of `key` and then dtypes of arguments; with the device, or None, at its end.
 
     Args:
@@ -23,7 +23,7 @@ def tuning_key(tuner: Any, call: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 class DecisionCache(MutableMapping[Any, Any]):
-    """A view of the tuner's table: tuning key to decided config. An entry that a program puts in never leaves.
+    """A view of the tuner's table: key to decided config. An entry that a program puts in never leaves.
 
     Its keys are Triton's where all is decided for one device; else the device stands at their end. A key may lack it in
     any case: the current one is meant, or the only one. A copy, a pickle or a merge of it is a plain dictionary.

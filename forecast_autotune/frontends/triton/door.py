@@ -35,7 +35,7 @@ from ..request import Request
 from ..tuning_lock import tuning_lock
 from .call import TritonCall, device_compiler, timings_ms
 from .config_arguments import Arguments
-from .decision_cache import tuning_key
+from .decision_cache import table_key
 from .recompilation import recompile_measured
 from .specializations import Specializations
 from .target import Aim, compiled_for, current_device
@@ -161,7 +161,7 @@ class KernelTuning:
             return None
 
     def _key(self) -> tuple[Any, ...]:
-        return tuning_key(self._tuner, {n: v for n, v in self._call.named.items() if n in self._tuner.arg_names})
+        return table_key(self._tuner, {n: v for n, v in self._call.named.items() if n in self._tuner.arg_names})
 
     def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """See `Tuning`. Does what Triton does after tuning: keep timings, reset arguments, call the listener, print."""

@@ -10,7 +10,7 @@ from triton.runtime.autotuner import Autotuner
 from ..dispatch import Dispatcher
 from .autotuner import DEFAULT_BUDGET, ForecastAutotuner
 from .config_checks import checked_configs
-from .decision_cache import DecisionCache, tuning_key
+from .decision_cache import DecisionCache, table_key
 from .door import TritonDoor
 from .install import ATTRIBUTE, after_first_launch, lock
 from .recompilation import recompile
@@ -159,7 +159,7 @@ class ReachedTuner(ForecastAutotuner):
         args = tuple(positional.values())
         call = {n: v for n, v in {**positional, **kwargs}.items() if n in kernel.arg_names}
         try:
-            entry = self.dispatcher.entry(tuning_key(self, call), (args, kwargs))
+            entry = self.dispatcher.entry(table_key(self, call), (args, kwargs))
         finally:
             self.nargs = None
         if entry.learning is not None:  # what such a class gets it keeps: there are no later calls to learn from

@@ -37,7 +37,7 @@ _PART = re.compile(r"([A-Za-z_]\w*)(?:/([1-9]\d{0,5}))?")
 class Tuned:
     """A measured decision, and the default config it was compared with; None where that is not known any more."""
 
-    place: TuningKey
+    tuning_key: TuningKey
     decision: Decision
     default: Config | None
 

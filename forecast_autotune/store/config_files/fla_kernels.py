@@ -49,7 +49,7 @@ class FlaKernels:
         tritons: dict[str, str] = {}
         devices: dict[str, str] = {}
         for one in tuned:
-            workload, triton = one.place.workload, one.place.toolchain.versions.get("triton", "")
+            workload, triton = one.tuning_key.workload, one.tuning_key.toolchain.versions.get("triton", "")
             kernel = function_of(workload)
             if workload.program.language != "triton" or _KERNEL.fullmatch(kernel) is None:
                 export.leave_out(f"{workload.program.name}: it is no Triton kernel")
@@ -59,7 +59,7 @@ class FlaKernels:
             except InvalidInputError as err:
                 export.leave_out(f"{kernel}: {err}")
                 continue
-            devices[one.place.hardware.digest] = str(one.place.hardware)
+            devices[one.tuning_key.hardware.digest] = str(one.tuning_key.hardware)
             own = entries.setdefault(kernel, {})
             if tritons.setdefault(kernel, triton) != triton:
                 export.leave_out(f"{kernel}: newer decisions have Triton {tritons[kernel]}")

@@ -100,12 +100,14 @@ class FusedMoe:
         export = Export()
         members: dict[PurePosixPath, list[tuple[Layer, Tuned]]] = {}
         for one in tuned:
-            workload = one.place.workload
+            workload = one.tuning_key.workload
             try:
                 self._row(one.decision.config)
                 _refuse_other_variants(one)
                 layer = layer_of(workload, where)
-                path = self._path(layer, one.place.hardware, one.place.toolchain.versions.get("triton", ""), where)
+                path = self._path(
+                    layer, one.tuning_key.hardware, one.tuning_key.toolchain.versions.get("triton", ""), where
+                )
             except InvalidInputError as err:
                 export.leave_out(f"{workload.program.name}: {err}")
                 continue
@@ -122,16 +124,16 @@ class FusedMoe:
 
     def _add_file(self, export: Export, path: PurePosixPath, rows: list[tuple[Layer, Tuned]]) -> None:
         """Make a file of the decisions for one name, the newest first; all of one Triton."""
-        triton = rows[0][1].place.toolchain.versions.get("triton", "")
+        triton = rows[0][1].tuning_key.toolchain.versions.get("triton", "")
         measured: dict[int, Json] = {}
         defaults: dict[int, Json] = {}
         for layer, one in rows:
-            if one.place.toolchain.versions.get("triton", "") != triton:
+            if one.tuning_key.toolchain.versions.get("triton", "") != triton:
                 export.leave_out(
-                    f"{one.place.workload.program.name}: a newer decision for {path.name} has Triton {triton}"
+                    f"{one.tuning_key.workload.program.name}: a newer decision for {path.name} has Triton {triton}"
                 )
             elif layer.tokens in measured:
-                export.leave_out(f"{one.place.workload.program.name}: a newer decision has its row of {path.name}")
+                export.leave_out(f"{one.tuning_key.workload.program.name}: a newer decision has its row of {path.name}")
             else:
                 measured[layer.tokens] = self._row(one.decision.config)
                 if one.default is not None:

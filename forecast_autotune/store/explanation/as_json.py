@@ -16,10 +16,10 @@ def summary_of(stored: StoredDecision) -> dict[str, object]:
     decision = stored.decision
     return {
         "decision": stored.digest if stored.id else None,
-        "kernel": stored.place.workload.program.name,
-        "key": dict(stored.place.workload.key),
-        "hardware": stored.place.hardware.name,
-        "power_limit_w": stored.place.hardware.power_limit_w,
+        "kernel": stored.tuning_key.workload.program.name,
+        "key": dict(stored.tuning_key.workload.key),
+        "hardware": stored.tuning_key.hardware.name,
+        "power_limit_w": stored.tuning_key.hardware.power_limit_w,
         "config": dict(decision.config.knobs),
         "basis": decision.basis,
         "speedup": decision.speedup,
@@ -35,7 +35,7 @@ def summary_of(stored: StoredDecision) -> dict[str, object]:
 
 def json_of(detail: DecisionDetail) -> dict[str, object]:
     """A decision with all that is known around it."""
-    stored, place = detail.stored, detail.stored.place
+    stored, tuning_key = detail.stored, detail.stored.tuning_key
     noise = noise_at(detail)
     return {
         **summary_of(stored),
@@ -56,11 +56,11 @@ def json_of(detail: DecisionDetail) -> dict[str, object]:
         "run": stored.decision.run,
         "model": stored.decision.model or None,
         "hit_at": stored.hit_at,
-        "language": place.workload.program.language,
-        "timing": place.workload.timing,
-        "features": dict(place.workload.features),
-        "hardware": encoding.encode_hardware(place.hardware),
-        "toolchain": encoding.encode_toolchain(place.toolchain),
+        "language": tuning_key.workload.program.language,
+        "timing": tuning_key.workload.timing,
+        "features": dict(tuning_key.workload.features),
+        "hardware": encoding.encode_hardware(tuning_key.hardware),
+        "toolchain": encoding.encode_toolchain(tuning_key.toolchain),
         "superseded": len(detail.earlier),
         "noise": None if noise is None else asdict(noise),
         "failures": [asdict(alike) for alike in failures_of(detail)],

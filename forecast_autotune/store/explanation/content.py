@@ -53,10 +53,10 @@ def noise_at(detail: DecisionDetail) -> Noise | None:
 
 
 def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]]:
-    stored, decision, place = detail.stored, detail.stored.decision, detail.stored.place
+    stored, decision, tuning_key = detail.stored, detail.stored.decision, detail.stored.tuning_key
     if stored.id:
         yield "decision", stored.digest
-    yield "kernel", f"{place.workload}, {place.workload.program.language}, timed {place.workload.timing}"
+    yield "kernel", f"{tuning_key.workload}, {tuning_key.workload.program.language}, timed {tuning_key.workload.timing}"
     speed = "" if decision.speedup is None else f", {decision.speedup:.2f}x the default's speed"
     time = _time_of(detail, decision.config, decision.config_us)
     yield "chosen", f"{decision.config}" + (f" ({time}{speed})" if time else "")
@@ -79,14 +79,14 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     if verbose:
         yield "spent on", _split(decision) or "unknown"
     yield "decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"
-    limit = f", power limit {place.hardware.power_limit_w} W" if place.hardware.power_limit_w else ""
+    limit = f", power limit {tuning_key.hardware.power_limit_w} W" if tuning_key.hardware.power_limit_w else ""
     if verbose or decision.model:
         yield (
             "forecast by",
             f"model {decision.model}" if decision.model else "no fitted model, or one without a version",
         )
-    yield "hardware", f"{place.hardware} {place.hardware.capability}".strip() + limit
-    versions = place.toolchain.versions.items()
+    yield "hardware", f"{tuning_key.hardware} {tuning_key.hardware.capability}".strip() + limit
+    versions = tuning_key.toolchain.versions.items()
     most = None if verbose else MAX_OF_VERSION
     yield "toolchain", ", ".join(f"{name} {shortened(version, most)}" for name, version in versions)
     if verbose or stored.hits:

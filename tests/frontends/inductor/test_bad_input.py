@@ -34,7 +34,7 @@ def test_sizes_that_nothing_is_known_of_are_narrowed_by_torchs_own_hints(timed: 
     torch._dynamo.decorators.mark_unbacked(a, 0)
     lowered(lambda a, b: torch.relu(a @ b), a, torch.ones(256, 256))
     (stored,) = decisions()
-    assert stored.place.workload.key["dynamic"]
+    assert stored.tuning_key.workload.key["dynamic"]
     (listed,) = timed.lists
     assert len(listed) == 1 + 4
 

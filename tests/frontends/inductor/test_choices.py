@@ -62,7 +62,7 @@ def test_what_inductor_timed_is_stored_with_the_forecast_before_it(timed: Timed)
     product()
     (stored,) = decisions()
     decision = stored.decision
-    assert stored.place.workload.program.name == "inductor.mm"
+    assert stored.tuning_key.workload.program.name == "inductor.mm"
     assert decision.basis == "measured"
     assert decision.config_us == pytest.approx(260.0)
     assert decision.default_us == pytest.approx(300.0)
@@ -154,7 +154,7 @@ def test_a_library_is_charged_for_the_epilogue_that_a_template_takes_in(timed: T
     timed.ms = lambda place: 0.1 + 0.01 * place
     product()
     lowered(lambda a, b: a @ b, torch.ones(256, 256), torch.ones(256, 256))
-    alone, fused = sorted(decisions(), key=lambda stored: "epilogue" in stored.place.workload.key)
+    alone, fused = sorted(decisions(), key=lambda stored: "epilogue" in stored.tuning_key.workload.key)
     assert str(alone.decision.config) == "template=aten::mm"
     assert alone.decision.config_us == pytest.approx(100.0)
     assert "template=mm " in str(fused.decision.config)
@@ -220,7 +220,7 @@ def test_a_template_that_takes_nothing_in_is_decided_without_the_charge(timed: T
 )
 def test_an_epilogue_is_all_that_is_done_with_a_result(timed: Timed, follows: Any, has: bool) -> None:
     lowered(lambda a, b: follows(a @ b), torch.ones(256, 128), torch.ones(128, 256))
-    keys = [s.place.workload.key for s in decisions() if s.place.workload.key["a"]["shape"][-1] == 128]
+    keys = [s.tuning_key.workload.key for s in decisions() if s.tuning_key.workload.key["a"]["shape"][-1] == 128]
     assert [key.get("epilogue", False) for key in keys] == [has]
 
 
@@ -463,7 +463,7 @@ def test_other_products_are_narrowed_too(timed: Timed, monkeypatch: Any, op: str
     }
     lowered(*calls[op])
     (stored,) = decisions()
-    assert stored.place.workload.program.name == f"inductor.{op}"
+    assert stored.tuning_key.workload.program.name == f"inductor.{op}"
     assert str(stored.decision.config).startswith("template=aten::")
     (listed,) = timed.lists
     assert len(listed) == len(store().detail(stored).touched) in (4 + 1, 4 + 2)
@@ -488,7 +488,7 @@ def test_sizes_that_may_change_are_a_key_of_their_own(timed: Timed) -> None:
     torch._dynamo.mark_dynamic(a, 0)
     lowered(lambda a, b: torch.relu(a @ b), a, torch.ones(256, 256))
     product()
-    keys = [stored.place.workload.key for stored in decisions()]
+    keys = [stored.tuning_key.workload.key for stored in decisions()]
     assert sorted(key.get("dynamic", False) for key in keys) == [False, True]
 
 

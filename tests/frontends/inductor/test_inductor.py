@@ -346,7 +346,7 @@ def test_every_call_in_a_graph_has_a_decision_of_its_own(compiling: Compiling, r
         f = route(kernel)
         found = compiling(lambda x, y: (f(x), f(y)), torch.ones(N), torch.ones(2 * N))
         assert [c["BLOCK"] for c in found] == [256, 64]
-        assert [dict(p.place.workload.key)["n"] for p in pending()] == [2 * N]
+        assert [dict(p.tuning_key.workload.key)["n"] for p in pending()] == [2 * N]
         assert not on.launches
 
 

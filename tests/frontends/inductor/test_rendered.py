@@ -47,8 +47,8 @@ def test_a_convolution_times_the_library_and_four_templates(timed: Timed) -> Non
     assert len(listed) == 1 + 4
     assert len({candidate.description for candidate in listed}) == len(listed)
     (stored,) = decisions()
-    assert stored.place.workload.program.name == "inductor.convolution2d"
-    assert stored.place.workload.key["parameters"]["PADDING_H"] == "1"
+    assert stored.tuning_key.workload.program.name == "inductor.convolution2d"
+    assert stored.tuning_key.workload.key["parameters"]["PADDING_H"] == "1"
     assert len(store().detail(stored).touched) == 1 + 4
 
 
@@ -115,7 +115,7 @@ def test_of_attention_inductors_default_and_the_best_forecasts_are_timed(timed: 
     assert len(listed) == 4
     assert "BLOCK_M=64, BLOCK_N=64" in listed[0].description  # what it takes of float32 without max-autotune
     (stored,) = decisions()
-    assert stored.place.workload.program.name == "inductor.flex_attention"
+    assert stored.tuning_key.workload.program.name == "inductor.flex_attention"
     as_another_process(monkeypatch)
     attention(monkeypatch)
     assert len(timed.lists) == 1
@@ -128,7 +128,7 @@ def test_of_the_gradient_of_attention_the_best_forecasts_are_timed(timed: Timed,
     assert len(listed) == 4
     assert "BLOCK_M1=16" in listed[0].description  # what it takes of float32 without max-autotune
     (stored,) = decisions()
-    assert stored.place.workload.program.name == "inductor.flex_attention_backward"
+    assert stored.tuning_key.workload.program.name == "inductor.flex_attention_backward"
     as_another_process(monkeypatch)
     attention_backward(monkeypatch, width)
     assert len(timed.lists) == 1
@@ -159,7 +159,7 @@ def test_attention_and_convolutions_decided_in_a_pack_are_not_timed(
 def test_scores_that_are_changed_otherwise_are_a_key_of_their_own(timed: Timed, monkeypatch: Any) -> None:
     attention(monkeypatch)
     attention(monkeypatch, score=lambda score, _b, _h, q, kv: score + (q - kv))
-    first, second = (stored.place.workload.key for stored in decisions())
+    first, second = (stored.tuning_key.workload.key for stored in decisions())
     assert first["operand0"] == second["operand0"]
     assert first["source"] != second["source"]
 
@@ -169,7 +169,7 @@ def test_where_nothing_is_forecast_all_go_on_and_are_kept(timed: Timed, monkeypa
     attention(monkeypatch, queries=16)
     (listed,) = timed.lists
     (stored,) = decisions()
-    assert stored.place.workload.program.name == "inductor.flex_decoding"
+    assert stored.tuning_key.workload.program.name == "inductor.flex_decoding"
     assert len(store().detail(stored).touched) == len(listed) == choices.narrowing.counts.candidates > 2
     as_another_process(monkeypatch)
     attention(monkeypatch, queries=16)

@@ -51,8 +51,8 @@ def test_the_library_the_first_and_the_best_forecasts_go_on(timed: Timed, rowwis
     assert names(listed)[0] == "_scaled_mm"
     assert len(listed) == 1 + 4
     (stored,) = decisions()
-    assert stored.place.workload.program.name == "inductor.scaled_mm"
-    assert stored.place.workload.key["a"]["dtype"] == "float8_e4m3fn"
+    assert stored.tuning_key.workload.program.name == "inductor.scaled_mm"
+    assert stored.tuning_key.workload.key["a"]["dtype"] == "float8_e4m3fn"
 
 
 def test_how_sums_are_held_is_part_of_the_key_and_never_changed(timed: Timed) -> None:
@@ -63,7 +63,7 @@ def test_how_sums_are_held_is_part_of_the_key_and_never_changed(timed: Timed) ->
         for fast, listed in zip((False, True), timed.lists, strict=True)
     ]
     assert held == [{True}, {True}]
-    assert sorted(stored.place.workload.key.get("fast_accum", False) for stored in decisions()) == [False, True]
+    assert sorted(stored.tuning_key.workload.key.get("fast_accum", False) for stored in decisions()) == [False, True]
 
 
 def test_no_template_is_timed_where_the_library_is_forecast_far_faster(timed: Timed, monkeypatch: Any) -> None:
@@ -97,7 +97,7 @@ def test_templates_are_timed_of_products_unlike_those_that_were_recorded(
 def test_products_of_fp8_are_forecast_by_their_own_model(timed: Timed) -> None:
     scaled()
     lowered(lambda a, b: a @ b, torch.ones(256, 64), torch.ones(64, 256))
-    models = {stored.place.workload.program.name: stored.decision.model for stored in decisions()}
+    models = {stored.tuning_key.workload.program.name: stored.decision.model for stored in decisions()}
     assert len(timed.lists) == 2
     assert models == {
         "inductor.scaled_mm": products_prior(fp8=True).version,

@@ -301,16 +301,16 @@ def test_what_an_older_version_decided_of_another_digest_is_a_prior(own_settings
         (older,) = StoreFile(own_settings).decisions()
         made = tune()
         (now,) = (d for d in StoreFile(own_settings).decisions() if d.decision.run == made.run)
-        assert now.place.workload.program.name == older.place.workload.program.name
-        assert now.place.workload.program.digest != older.place.workload.program.digest
+        assert now.tuning_key.workload.program.name == older.tuning_key.workload.program.name
+        assert now.tuning_key.workload.program.digest != older.tuning_key.workload.program.digest
         assert made.run != older.decision.run, "decided again"
         assert made.tried == len(doubled.configs)
         job = Job(
-            workload=now.place.workload,
+            workload=now.tuning_key.workload,
             space=Space([made.config]),
-            hardware=now.place.hardware,
-            toolchain=now.place.toolchain,
+            hardware=now.tuning_key.hardware,
+            toolchain=now.tuning_key.toolchain,
         )
         (recording,) = store.related_recordings(job)
-        assert recording.workload == older.place.workload
+        assert recording.workload == older.tuning_key.workload
         assert len(recording.outcomes) == 3
