@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ..errors import InvalidInputError
+from .budget import BudgetLimits
 from .config import Config
 from .workload import Workload, key_parts
 
@@ -56,9 +57,19 @@ class Decision:
             raise InvalidInputError(f"basis {self.basis!r}: accepted are {', '.join(BASES)}")
 
     @property
-    def is_measured(self) -> bool:
-        """Whether measuring had a say in it; if not, measuring may come to another."""
+    def rests_on_outcomes(self) -> bool:
+        """Whether measuring had a say in it, in this run or an earlier one."""
         return self.basis == "measured" or self.tried > 0
+
+    @property
+    def awaits_measuring(self) -> bool:
+        """Whether its run could measure nothing, so that one that may comes to a decision of its own."""
+        if not self.rests_on_outcomes:
+            return True
+        try:
+            return not BudgetLimits.parse(self.budget).measures
+        except InvalidInputError:  # brought from elsewhere
+            return False
 
     @property
     def none_ran(self) -> bool:
@@ -82,7 +93,7 @@ class Decision:
 
         One that measuring had no say in, and one for the workload itself, stays as it is.
         """
-        if not self.is_measured or decided.digest == asked.digest:
+        if not self.rests_on_outcomes or decided.digest == asked.digest:
             return self
         constexprs = ", ".join(f"{name}={value}" for name, value in key_parts(decided.constexprs).items())
         return Decision(

@@ -254,7 +254,7 @@ class JobStore:
             warn_once(f"{err}. It is ignored: {self.channel} decides by its own store", TuningWarning)
             return None
         theirs = replace(job, workload=decided)
-        if decision.is_measured and self.own.decision(theirs) != decision:
+        if decision.rests_on_outcomes and self.own.decision(theirs) != decision:
             self.own.record_decision(theirs, decision)
         return decision.carried_over(decided, job.workload)
 

@@ -57,7 +57,9 @@ def taken_in(store: StoreFile, lines: Sequence[str]) -> list[Entry]:
 
 def decided_in(entries: Iterable[Entry]) -> set[tuple[str, str]]:
     """Keys that entries have a measured decision of, by the digests of their hardware and workload."""
-    decided = (e for e in entries if isinstance(e, Decided) and e.superseded_at is None and e.decision.is_measured)
+    decided = (
+        e for e in entries if isinstance(e, Decided) and e.superseded_at is None and e.decision.rests_on_outcomes
+    )
     return {(e.tuning_key.hardware.digest, e.tuning_key.workload.digest) for e in decided}
 
 

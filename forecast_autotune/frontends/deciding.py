@@ -94,62 +94,64 @@ def decide(
     budget = Budget(request.budget, total=PROCESS_TOTAL)
     if not budget.measures:
         request = by_held_model(request)
-    policy = make_policy(budget, learns=request.learns is not None)
-    work_sharing, device = None, device_of_tune() or (device if request.shard else "")
-    if device and request.settings.sync == "store" and isinstance(store, SqliteStore):
-        work_sharing = SqliteWorkSharing(store, job, device=device)
-    # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
-    surrogate = informed(
-        request, job, store, limit_s=ask_limit_s(request, budget), busy=work_sharing.wanted if work_sharing else None
-    )
-    interim_surrogate = informed(request, job, store, limit_s=0.0)
-    fleet = store if isinstance(store, FleetStore) else None
-    own, store = store, _with_ranks(store, request)
-    recalled = _recalled(job, request, store) if request.never_measures else None
+    shared_store, fleet = _with_ranks(store, request), store if isinstance(store, FleetStore) else None
+    recalled = recall(job, request, shared_store) if request.never_measures else None
     if request.settings.mode == "strict" and recalled is None:
-        recalled = _recalled_late(job, request, store, own)
+        recalled = _recall_once_read(job, request, store, shared_store)
     if recalled is not None:
-        resolution = Resolution(store.publish_decision(job, recalled))
+        resolution = Resolution(shared_store.publish_decision(job, recalled))
     else:
+        work_sharing = _work_sharing(job, request, store, device)
+        # Who leads a shared run asks before it lets others help; these would ask while it times, so they do not.
+        limit_s, busy = ask_limit_s(request, budget), work_sharing.wanted if work_sharing else None
+        policy = make_policy(budget, learns=request.learns is not None)
         resolution = untraced(tune)(
             job,
             compiler=compiler,
-            surrogate=surrogate,
+            surrogate=informed(request, job, store, limit_s=limit_s, busy=busy),
             policy=_with_suggestions(policy, job, request.settings, budget, fleet),
             measurer=measurer,
-            store=store,
+            store=shared_store,
             budget=budget,
             listener=listener,
             work_sharing=work_sharing,
-            interim_surrogate=interim_surrogate,
+            interim_surrogate=informed(request, job, store, limit_s=0.0),
             previous_decision=previous_decision,
             remote_decision=None if fleet is None or budget.all else fleet.arrivals(job),
         )
     if fleet is not None and fleet.is_reading(job) and resolution.decision.basis != "measured":
         resolution = replace(resolution, retry_after_s=resolution.retry_after_s or FIRST_RETRY_S)
-    note_if_pending(store, job, resolution.decision, request.settings, budget, request.unmeasured)
+    note_if_pending(shared_store, job, resolution.decision, request.settings, budget, request.unmeasured)
     if request.settings.model is None:
         keep_model(request.settings.dir, resolution.decision)
     return resolution
 
 
-def _recalled_late(job: Job, request: Request, store: Store, own: Store) -> Decision:
+def _work_sharing(job: Job, request: Request, store: Store, device: str) -> SqliteWorkSharing | None:
+    """How processes on one device share the work on a job; None where they do not."""
+    device = device_of_tune() or (device if request.shard else "")
+    if not device or request.settings.sync != "store" or not isinstance(store, SqliteStore):
+        return None
+    return SqliteWorkSharing(store, job, device=device)
+
+
+def _recall_once_read(job: Job, request: Request, store: Store, shared_store: Store) -> Decision:
     """The decision that is recalled once what other machines may have decided is read.
 
     Args:
-        own: the store without the ranks.
+        shared_store: the store with the ranks.
     Raises:
         CacheMissError: there is none.
     """
     unread: list[str] = []
-    if isinstance(own, FleetStore):
-        if own.is_reading(job):
-            _await_read(job, own)
-            if (recalled := _recalled(job, request, store)) is not None:
+    if isinstance(store, FleetStore):
+        if store.is_reading(job):
+            _await_read(job, store)
+            if (recalled := recall(job, request, shared_store)) is not None:
                 return recalled
-        unread = own.unread(job)
-    note_if_pending(store, job, None, request.settings, Budget(request.budget), request.unmeasured)
-    raise CacheMissError(miss_message(job, own, unread))
+        unread = store.unread(job)
+    note_if_pending(shared_store, job, None, request.settings, Budget(request.budget), request.unmeasured)
+    raise CacheMissError(miss_message(job, store, unread))
 
 
 def _await_read(job: Job, fleet: FleetStore) -> None:
@@ -212,7 +214,7 @@ def launched_first(job: Job, request: Request, store: Store) -> Decision:
     Nothing is noted or kept.
     """
     request = by_held_model(request)
-    if recalled := _recalled(job, request, store):
+    if recalled := recall(job, request, store):
         return recalled
     return tune(
         job,
@@ -296,14 +298,19 @@ def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def recall(job: Job, request: Request, store: Store) -> Decision | None:
-    """The decision a job has where nothing may be measured: the ranks' or a stored one; None if it is to be forecast."""
-    return _recalled(job, request, _with_ranks(store, request))
+    """The decision a job has where nothing may be measured: a stored one; None if it is to be forecast.
 
-
-def _recalled(job: Job, request: Request, store: Store) -> Decision | None:
+    Args:
+        store: with the ranks, whose decision comes first, as `decide` has it; or without.
+    """
     known = store.shared_decision(job) or stored(job, store)
     # Within a process, as in Triton, calls that differ in constexprs alone share a decision, and only the first is stored.
     return known or (stored_for_any_constexprs(job, store) if request.never_measures else None)
+
+
+def recall_with_ranks(job: Job, request: Request, store: Store) -> Decision | None:
+    """As `recall`, for a compiler that times configs itself: what the ranks decided, before what is stored."""
+    return recall(job, request, _with_ranks(store, request))
 
 
 def ranks_decide(request: Request) -> bool:

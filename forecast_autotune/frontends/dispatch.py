@@ -45,7 +45,7 @@ from .online.at_work import at_work
 from .online.learning import Learnable, Learning
 from .online.learning_threads import learners
 from .online.unhurried import InBackground, RememberingPolicy
-from .pending import holds_unmeasured, is_unmeasured
+from .pending import holds_unmeasured
 from .request import Request, make_request, takes_time
 from .tuning_lock import tuning_lock
 
@@ -94,7 +94,7 @@ class Tuning(Protocol):
     def learnable(self) -> Learnable | None:
         """What to learn the key from its calls by, once this one is over; None where calls must not try configs."""
 
-    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Tell whoever listens. `measured` counts the configs timed for this decision."""
 
 
@@ -232,11 +232,11 @@ class Dispatcher:
                 return before
             if not locked:
                 return before or Entry(
-                    launcher=untraced(self._door.default)(call), is_measured=False, provisional=NOT_DECIDED
+                    launcher=untraced(self._door.default)(call), awaits_measuring=True, provisional=NOT_DECIDED
                 )
             version = self.table.version
             entry = untraced(self._decide)(key, call, unmeasured, before)
-            if not entry.is_measured:
+            if entry.awaits_measuring:
                 holds_unmeasured(self)
             if not self.table.add(key, entry, version=version):
                 entry.provisional = NOT_DECIDED  # chosen among configs that were assigned away meanwhile
@@ -251,7 +251,7 @@ class Dispatcher:
         with unobserved(), show_progress(self._door.name) if takes_time(request) else nullcontext() as watched:
             tuning = self._door.tuning(call, request)
             provisional = Provisional(why=unmeasured) if unmeasured else None
-            undecided = Entry(launcher=tuning.default, is_measured=False, provisional=provisional)
+            undecided = Entry(launcher=tuning.default, awaits_measuring=True, provisional=provisional)
             if request.settings.mode == "first" or unmeasured in UNDECIDED:
                 return undecided
             try:
@@ -270,29 +270,25 @@ class Dispatcher:
             if watched is not None and not found.is_refused and found.retry_after_s is None:
                 self._tell(watched, found.job, found.decision, found.store, measured_here=found.measured > 0)
         decision = found.decision
-        if (
-            decision.is_measured or not unmeasured
-        ):  # else it is no decision of the key's, but what this call makes do with
+        if decision.rests_on_outcomes or not unmeasured:  # else it is what this call makes do with, not the key's
             self._keep(key, decision, found.job, found.store)
         took_s = time.perf_counter() - began
-        tuning.decided(decision, found.store, measured=found.measured, seconds=took_s)
+        tuning.tell_listeners(decision, found.store, measured=found.measured, seconds=took_s)
         if found.retry_after_s is not None:
             provisional = _look_later(found.retry_after_s, before)
         elif request.budget.measures and decision.none_ran and not found.knows_default:
             provisional = _try_again(before, took_s)
-        elif not is_unmeasured(decision):
+        elif not decision.awaits_measuring:
             provisional = None
         entry = Entry(
             launcher=found.launcher,
-            is_measured=not is_unmeasured(decision),
+            awaits_measuring=decision.awaits_measuring,
             provisional=provisional,
             fallback=tuning.fallback(decision, measured_here=found.measured > 0),
         )
         if found.learnable is not None and found.retry_after_s is None:
             entry.provisional = Provisional()
-            entry.learning = self._learning(
-                key, entry, decision.config, found.job, request, found.store, found.learnable
-            )
+            entry.learning = self._learning(key, entry, found, found.learnable, request)
         return entry
 
     def _request_for(self, unmeasured: str) -> Request:
@@ -334,8 +330,8 @@ class Dispatcher:
                 chosen_by = "was measured in another process" if measured else _source(decision)
                 decision = self._refuse(job, decision, failure, store, chosen_by)
         may_learn = request.learns is not None and not unmeasured
-        learnable = tuning.learnable() if may_learn and is_unmeasured(decision) else None
-        if learnable is not None and learnable.compares and not decision.is_measured:
+        learnable = tuning.learnable() if may_learn and decision.awaits_measuring else None
+        if learnable is not None and learnable.compares and not decision.rests_on_outcomes:
             decision = _by_default(decision, job.space.default, "nothing else was compared with it yet")
         return _FoundDecision(
             job=job,
@@ -357,21 +353,14 @@ class Dispatcher:
         watched.tuned(job, decision, measured_here=measured_here, is_stored=not store.connection.in_memory)
 
     def _learning(
-        self,
-        key: Hashable,
-        entry: Entry,
-        incumbent: Config,
-        job: Job,
-        request: Request,
-        store: SqliteStore,
-        learnable: Learnable,
+        self, key: Hashable, entry: Entry, found: _FoundDecision, learnable: Learnable, request: Request
     ) -> Learning:
-        """What the calls of a key teach, which is launched on `incumbent` meanwhile."""
+        """What the calls of a key teach, which is launched on the config found meanwhile."""
         at_work.share = request.settings.online_cpu
         observed = RememberingPolicy(lambda: not is_frozen(request.settings.dir))
         calls = RealCalls(
-            incumbent=incumbent,
-            default=job.space.default,
+            incumbent=found.decision.config,
+            default=found.job.space.default,
             allowance=PROCESS_ALLOWANCE,
             share=request.settings.online_cost,
             new_event=learnable.new_event,
@@ -385,34 +374,48 @@ class Dispatcher:
             makes_way=learners.makes_way,
             on_wanted=self._forget_shortcuts,
         )
-
-        def decide() -> None:
-            began = time.perf_counter()
-            compiler = InBackground(learnable.compiler, job.space.default, calls)
-            once = partial(learn, job, request, compiler=compiler, calls=calls, observed=observed, store=store)
-            pause_s = FIRST_RETRY_S
-            while (resolution := once()).retry_after_s is not None:
-                calls.rest(pause_s)  # another process or rank learns it
-                pause_s = min(2 * pause_s, MAX_PAUSE_S)
-            decision = self._slim(resolution.decision)
-            for other, load in learnable.for_other_calls():
-                _compile_ahead(decision.config, InBackground(other, job.space.default, calls), load)
-            with self.table.lock:
-                if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
-                    return
-                self._keep(key, decision, job, store)
-                entry.launcher, entry.is_measured = learnable.launcher(decision.config), not is_unmeasured(decision)
-                entry.provisional = entry.learning = None
-                self._door.forget_shortcuts()
-            calls.end()  # not before: a call that finds it over leaves the key undecided
-            with show_progress(self._door.name) as watched:
-                if watched is not None:
-                    self._tell(watched, job, decision, store, measured_here=calls.measured > 0)
-            learnable.decided(decision, store, seconds=time.perf_counter() - began)
-
         return Learning(
-            calls, learnable.launcher, learnable.compared, learnable.is_built_for, decide, partial(self.settle, entry)
+            calls,
+            learnable.launcher,
+            learnable.compared,
+            learnable.is_built_for,
+            partial(self._learn, key, entry, found.job, found.store, learnable, request, calls, observed),
+            partial(self.settle, entry),
         )
+
+    def _learn(
+        self,
+        key: Hashable,
+        entry: Entry,
+        job: Job,
+        store: SqliteStore,
+        learnable: Learnable,
+        request: Request,
+        calls: RealCalls,
+        observed: RememberingPolicy,
+    ) -> None:
+        """Decide a key by its calls, for which this waits, and have its entry run the decision."""
+        began, pause_s = time.perf_counter(), FIRST_RETRY_S
+        compiler = InBackground(learnable.compiler, job.space.default, calls)
+        once = partial(learn, job, request, compiler=compiler, calls=calls, observed=observed, store=store)
+        while (resolution := once()).retry_after_s is not None:
+            calls.rest(pause_s)  # another process or rank learns it
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        decision = self._slim(resolution.decision)
+        for other, load in learnable.for_other_calls():
+            _compile_ahead(decision.config, InBackground(other, job.space.default, calls), load)
+        with self.table.lock:
+            if self.table.peek(key) is not entry:  # configs were assigned away, or the program put one in
+                return
+            self._keep(key, decision, job, store)
+            entry.launcher, entry.awaits_measuring = learnable.launcher(decision.config), decision.awaits_measuring
+            entry.provisional = entry.learning = None
+            self._door.forget_shortcuts()
+        calls.end()  # not before: a call that finds it over leaves the key undecided
+        with show_progress(self._door.name) as watched:
+            if watched is not None:
+                self._tell(watched, job, decision, store, measured_here=calls.measured > 0)
+        learnable.tell_listeners(decision, store, seconds=time.perf_counter() - began)
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:
@@ -491,7 +494,7 @@ class Dispatcher:
         """Decide keys again, at their next call, that were decided without a measurement."""
         with tuning_lock.held():
             for key, entry in self.table.items():
-                if not entry.is_measured:
+                if entry.awaits_measuring:
                     self.decisions.pop(key, None)
                     self._stored.pop(key, None)
                     self.table.pop(key)
@@ -560,7 +563,7 @@ def _serves(entry: Entry, unmeasured: str) -> bool:
 
 
 def _awaits_another_process(entry: Entry | None) -> bool:
-    return entry is not None and entry.provisional is not None and math.isfinite(entry.provisional.look_at)
+    return entry is not None and entry.provisional is not None and entry.provisional.awaits == "another process"
 
 
 def _try_again(before: Entry | None, took_s: float) -> Provisional:
@@ -569,11 +572,10 @@ def _try_again(before: Entry | None, took_s: float) -> Provisional:
     Args:
         took_s: what it took to find that out.
     """
-    earlier = None if before is None else before.provisional
-    if earlier is None or math.isinf(earlier.look_at):
-        return Provisional(look_at=time.monotonic())
-    pause_s = max(PAUSE_AFTER_NONE_RAN * took_s, 2 * earlier.pause_s)
-    return Provisional(look_at=time.monotonic() + pause_s, pause_s=pause_s)
+    pause_s, earlier = 0.0, None if before is None else before.provisional
+    if earlier is not None and earlier.awaits == "a config that runs":
+        pause_s = max(PAUSE_AFTER_NONE_RAN * took_s, 2 * earlier.pause_s)
+    return Provisional(look_at=time.monotonic() + pause_s, awaits="a config that runs", pause_s=pause_s)
 
 
 def _look_later(retry_after_s: float, before: Entry | None) -> Provisional:
@@ -581,4 +583,4 @@ def _look_later(retry_after_s: float, before: Entry | None) -> Provisional:
     pause_s = retry_after_s
     if before is not None and before.provisional is not None:
         pause_s = min(MAX_PAUSE_S, max(pause_s, 2 * before.provisional.pause_s))
-    return Provisional(look_at=time.monotonic() + pause_s, pause_s=pause_s)
+    return Provisional(look_at=time.monotonic() + pause_s, awaits="another process", pause_s=pause_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.config import Config
 from ..core.fork_safe_lock import fork_safe_lock
@@ -21,12 +21,19 @@ MAX_DECISIONS = 64
 
 @dataclass(slots=True, kw_only=True)
 class Provisional:
-    """Why an entry is not final for its key."""
+    """Why an entry is not final for its key.
 
-    why: str = ""  # why its call was not measured; the entry serves unmeasured calls alone
-    # By time.monotonic(): when to look for the decision of another process that tunes, or to try again what did not run.
+    Attributes:
+        why: why its call was not measured; the entry then serves unmeasured calls alone.
+        look_at: from when on a call decides the key anew, by time.monotonic(); never, where nothing else says so.
+        awaits: what there may be by then.
+        pause_s: how long before `look_at` it was last decided.
+    """
+
+    why: str = ""
     look_at: float = float("inf")
-    pause_s: float = 0.0  # before that
+    awaits: Literal["nothing", "another process", "a config that runs"] = "nothing"
+    pause_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,14 +42,14 @@ class Entry:
 
     Attributes:
         launcher: makes the call; its type is the front door's.
-        is_measured: whether it rests on a measurement, or the program itself put it in.
+        awaits_measuring: whether a run that may measure is to decide anew; see `Decision.awaits_measuring`.
         provisional: None where it is final.
         fallback: the default's launcher and config, in case this one does not run; None once it has run.
         learning: what its calls teach, in mode `online`, until it is decided.
     """
 
     launcher: Any
-    is_measured: bool
+    awaits_measuring: bool
     provisional: Provisional | None = None
     fallback: tuple[Any, Config] | None = None
     learning: Learning | None = None

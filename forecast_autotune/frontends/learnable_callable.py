@@ -67,7 +67,7 @@ class LearnableCallable:
         """See `Learnable`."""
         return None if self._measurer is None else compare_on_copies(self._measurer(call), config)
 
-    def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, seconds: float) -> None:
         """See `Learnable`. Nobody listens."""
 
 

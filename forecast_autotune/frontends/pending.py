@@ -7,11 +7,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from ..core.budget import Budget, BudgetLimits
+from ..core.budget import Budget
 from ..core.decision import Decision
 from ..core.fork_safe_lock import fork_safe_lock
 from ..core.job import Job
-from ..errors import InvalidInputError
 from ..protocols import Store
 from ..settings import Settings
 
@@ -96,20 +95,14 @@ def after_tuning(renew: Callable[[], None]) -> None:
     _afterwards.append(renew)
 
 
-def is_unmeasured(decision: Decision | None) -> bool:
-    """Whether a decision of this process rests on no measurement; None stands for one that was never made."""
-    if decision is None or not decision.is_measured:
-        return True
-    try:
-        return not BudgetLimits.parse(decision.budget).measures
-    except InvalidInputError:  # brought from elsewhere
-        return False
-
-
 def note_if_pending(
     store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget, unmeasured: str = ""
 ) -> None:
-    """Note in the store a job that was just decided without a measurement of its own, because none is allowed now."""
-    if is_unmeasured(decision) and (settings.mode == "strict" or not budget.measures):
+    """Note in the store a job that was just decided without a measurement of its own, because none is allowed now.
+
+    Args:
+        decision: None where none could be made.
+    """
+    if (decision is None or decision.awaits_measuring) and (settings.mode == "strict" or not budget.measures):
         because = settings.mode if settings.mode != "tune" else None
         store.note_pending(job, f"mode {because}" if because else unmeasured or f"budget {budget}")

@@ -207,7 +207,7 @@ class TunedCallable:
             except Exception as err:
                 key = self._key_without_state(values, err)
             if key is None or key[0] is None:
-                entry = Entry(launcher=self._default(values, args, kwargs), is_measured=False)
+                entry = Entry(launcher=self._default(values, args, kwargs), awaits_measuring=True)
             else:
                 entry = self._decided(key, Call(state=CallState(*key[0]), values=values, args=args, kwargs=kwargs))
         return self.dispatcher.run(key, entry, args, kwargs)

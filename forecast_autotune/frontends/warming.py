@@ -189,7 +189,7 @@ def _first_configs(job: Job, dispatcher: Dispatcher) -> list[Config]:
     if request.settings.mode == "first":
         return [job.space.default]
     decision = launched_first(job, request, open_store(request.settings))
-    return list(dict.fromkeys([decision.config, *([] if decision.is_measured else [job.space.default])]))
+    return list(dict.fromkeys([decision.config, *([] if decision.rests_on_outcomes else [job.space.default])]))
 
 
 # Triton -----------------------------------------------------------------------------------------------------------------

@@ -80,14 +80,18 @@ def _of_store(store: StoreFile, *, believed: bool = True) -> Iterator[KnownKey]:
         return
     for stored in store.each_decision():
         at = max(stored.decision.decided_at, stored.hit_at or 0.0)
-        yield KnownKey(tuning_key=stored.tuning_key, at=at, measured=stored.decision.is_measured, believed=believed)
+        yield KnownKey(
+            tuning_key=stored.tuning_key, at=at, measured=stored.decision.rests_on_outcomes, believed=believed
+        )
     for pending in store.pending():
         yield KnownKey(tuning_key=pending.tuning_key, at=pending.met_at, measured=False)
 
 
 def _of_decided(entry: Decided) -> Iterator[KnownKey]:
     if entry.superseded_at is None:
-        yield KnownKey(tuning_key=entry.tuning_key, at=entry.decision.decided_at, measured=entry.decision.is_measured)
+        yield KnownKey(
+            tuning_key=entry.tuning_key, at=entry.decision.decided_at, measured=entry.decision.rests_on_outcomes
+        )
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ def keep_decision(
             superseded_at,
         ),
     )
-    if decision.is_measured:
+    if decision.rests_on_outcomes:
         connection.execute(
             f"DELETE FROM pending WHERE digest = ? AND hardware IN ({marks(hardware)})",  # noqa: S608  # ours
             (name, *hardware),

@@ -22,7 +22,7 @@ def keep_pending(connection: sqlite3.Connection, pending: Pending) -> None:
     tuning_key = pending.tuning_key
     for _, held, _ in holding(connection, pending.digest, tuning_key.hardware):
         with suppress(InvalidInputError):
-            if encoding.decode_decision(from_text(held, "decision"), "decision").is_measured:
+            if encoding.decode_decision(from_text(held, "decision"), "decision").rests_on_outcomes:
                 return
     keep_tuning_key(connection, tuning_key, pending.met_at)
     connection.execute(

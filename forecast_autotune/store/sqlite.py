@@ -204,7 +204,7 @@ class SqliteStore:
             decisions.keep_decision(connection, TuningKey.of(job), decision)
 
         self.connection.write(write)
-        if decision.is_measured:
+        if decision.rests_on_outcomes:
             with self.connection.lock:
                 self.connection.deferred.forget_note(rows.decision_digest(TuningKey.of(job), job.space.digest))
 

@@ -60,7 +60,7 @@ def tune(
     Raises:
         NoWorkingConfigError: the default brings its process down or never ends, and nothing else was found to run.
     """
-    if known := recall(job, store, budget):
+    if known := decision_without_run(job, store, budget):
         return Resolution(store.publish_decision(job, known))
     parts = Parts(compiler, surrogate, policy, measurer, store, listener)
     sharing = Sharing() if work_sharing is None else Leading(work_sharing, store, job)
@@ -74,17 +74,21 @@ def tune(
         if held.enter_context(store.single_flight(job)) and (
             work_sharing is None or held.enter_context(work_sharing.device())
         ):
-            known = recall(job, store, budget)  # another process may have decided since
+            known = decision_without_run(job, store, budget)  # another process may have decided since
             return Resolution(store.publish_decision(job, known) if known else run.tune())
     if work_sharing is not None:
         _help_leader(job, parts, work_sharing, budget.clock)
-    if known := recall(job, store, budget):
+    if known := decision_without_run(job, store, budget):
         return Resolution(store.publish_decision(job, known))
     return _interim_resolution(run, interim_surrogate or surrogate, previous_decision)
 
 
-def recall(job: Job, store: Store, budget: Budget) -> Decision | None:
-    """The decision that needs no run: the one that the ranks hold to, or a stored one that is a hit; None on a miss."""
+def decision_without_run(job: Job, store: Store, budget: Budget) -> Decision | None:
+    """The decision that ends a run before it begins: the one that the ranks hold to, or a stored one that is a hit.
+
+    A budget that measures nothing takes any that is stored; any other budget one whose config was measured; `all` one whose
+    every config was tried. None on a miss.
+    """
     if shared := store.shared_decision(job):
         return shared
     known = stored(job, store)

@@ -46,7 +46,7 @@ def decided(folder: Path) -> dict[int, int]:
     return {
         d.tuning_key.workload.key["key"][0]: int(str(d.decision.config["config"]))  # type: ignore[index]
         for d in decisions
-        if d.decision.is_measured
+        if d.decision.rests_on_outcomes
     }
 
 

@@ -196,7 +196,7 @@ def test_without_measuring_a_decision_for_other_constexprs_is_taken(tmp_path: Pa
         assert first.tried == 3
         for mode, more in (("strict", measures), ("cached", nothing), ("tune", nothing)):
             taken = decided(with_size(512), mode, **more)
-            assert (taken.config, taken.is_measured, taken.config_us) == (first.config, False, None)
+            assert (taken.config, taken.rests_on_outcomes, taken.config_us) == (first.config, False, None)
             assert "decided for D=64" in taken.reason
         assert [p.tuning_key.workload.constexprs["D"] for p in StoreFile(tmp_path).pending()] == [512], "it has no own"
         of_one_call = decided(with_size(512), "tune", **nothing, unmeasured="a graph is captured")

@@ -110,10 +110,10 @@ def test_keys_that_leave_do_not_wait_for_a_collection() -> None:
 
 def test_a_key_in_use_stays_while_others_come_and_go() -> None:
     table = KeyTable(max_keys=10)
-    table.pin("own", Entry(launcher="own", is_measured=True))
+    table.pin("own", Entry(launcher="own", awaits_measuring=False))
     for n in range(1000):
-        table.add(n, Entry(launcher=n, is_measured=True), version=table.version)
-        table.add("often", Entry(launcher="often", is_measured=True), version=table.version) if n == 0 else None
+        table.add(n, Entry(launcher=n, awaits_measuring=False), version=table.version)
+        table.add("often", Entry(launcher="often", awaits_measuring=False), version=table.version) if n == 0 else None
         if n % 3 == 0:
             assert table.get("often") is not None
     assert len(table) <= 11
@@ -534,7 +534,7 @@ def test_decisions_that_a_program_put_there_break_no_fallback() -> None:
         kernel.dispatcher.table.clear()
         kernel.decisions.clear()
         kernel.dispatcher._stored.clear()
-        entry = Entry(launcher=kernel.configs[1], is_measured=False, fallback=(kernel.configs[0], decision.config))
+        entry = Entry(launcher=kernel.configs[1], awaits_measuring=True, fallback=(kernel.configs[0], decision.config))
         kernel.decisions[key] = decision
         with pytest.warns(TuningWarning, match="does not run"):
             kernel.dispatcher.fall_back(key, entry, RuntimeError("refused"))

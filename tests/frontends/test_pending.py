@@ -149,7 +149,7 @@ def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
     set_process_total(TotalSpent(lambda: clock))
     kernel = tuned(budget="4,total=60s", do_bench=bench)
     call(kernel)
-    assert [d.is_measured for d in kernel.decisions.values()] == [False]
+    assert [d.rests_on_outcomes for d in kernel.decisions.values()] == [False]
     assert len(noted(own_settings)) == 1
     assert not list(StoreFile(own_settings).decisions())
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from contracts.store_contract import HARDWARE, SPACE, a_decision, a_job
 
-from forecast_autotune.frontends.pending import is_unmeasured
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore, open_local_store
@@ -82,10 +81,9 @@ def test_only_a_decision_that_measuring_had_a_say_in_strikes_a_key_out(tmp_path:
         assert StoreFile(tmp_path).pending() == []
         store.note_pending(job, "mode cached")  # by a process that had decided before
         assert StoreFile(tmp_path).pending() == []
-    assert is_unmeasured(unmeasured)
-    assert is_unmeasured(None)
-    assert is_unmeasured(a_decision(job, budget="0"))
-    assert not is_unmeasured(a_decision(job, budget="of another kind"))
+    assert unmeasured.awaits_measuring
+    assert a_decision(job, budget="0").awaits_measuring
+    assert not a_decision(job, budget="of another kind").awaits_measuring
 
 
 def test_mode_forecast_reads_nothing_and_notes_into_its_folders_store(own_settings: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_pack_is_asked_for_other_constexprs_too(tmp_path: Path) -> None:
         assert store.decision(asked) is None
         found = store.decision_for_any_constexprs(asked)
     assert found is not None
-    assert (found.config, found.is_measured) == (SPACE[2], False)
+    assert (found.config, found.rests_on_outcomes) == (SPACE[2], False)
 
 
 @pytest.mark.parametrize("packed", [False, True])

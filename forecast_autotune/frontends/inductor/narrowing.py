@@ -27,7 +27,7 @@ from ...features.forecast_columns import columns_of
 from ...measure.no_measurer import NO_MEASURER
 from ...remote.fleet_store import open_store
 from ...store.sqlite import SqliteStore
-from ..deciding import decide, decide_by_times, first_forecasts, hold_to, ranks_decide, recall
+from ..deciding import decide, decide_by_times, first_forecasts, hold_to, ranks_decide, recall_with_ranks
 from ..request import Request
 from .candidates import Candidates, is_library
 from .generated import kernels
@@ -248,9 +248,9 @@ class Narrowing:
         began = time.perf_counter()
         store, budget, job = open_store(request.settings), Budget(request.budget), candidates.job_without_features
         measures = budget.measures and request.settings.mode != "strict"
-        recalled = recall(job, request, store)
+        recalled = recall_with_ranks(job, request, store)
         few_were_tried = recalled is not None and measures and budget.all and "all" not in recalled.budget
-        if recalled is not None and recalled.is_measured and not few_were_tried:
+        if recalled is not None and recalled.rests_on_outcomes and not few_were_tried:
             self._count(recalled=True)
             return _selection_of(candidates, [hold_to(job, request, store, recalled).config])
         with no_collection():
@@ -491,7 +491,7 @@ def _library_is_far_ahead(own: ProductCandidates, request: Request) -> bool:
     ):
         return False
     store, job = open_store(request.settings), own.job_without_features
-    if recall(job, request, store) is not None or store.outcomes(job):
+    if recall_with_ranks(job, request, store) is not None or store.outcomes(job):
         return False
     with PROCESS_TOTAL.running():
         forecasts, _ = first_forecasts(own.job, request, store)

@@ -26,7 +26,6 @@ from ...measure.no_measurer import NO_MEASURER
 from ...protocols import Store
 from ...store.rows import TuningKey
 from ..deciding import decide
-from ..pending import is_unmeasured
 from ..request import Request
 from ..triton.call import TritonCall
 from ..triton.kernel_spec import KernelSpec
@@ -168,7 +167,7 @@ class TracedCall:
         store = self.tuner.dispatcher.store(tuning.hardware, request.settings)
         decision = decide(tuning.job, request, compiler=tuning.compiler, measurer=NO_MEASURER, store=store).decision
         config = self._compiled(dict.fromkeys((decision.config, tuning.job.space.default)), tuning, store)
-        if is_unmeasured(decision) and self.tx is not None:
+        if decision.awaits_measuring and self.tx is not None:
             self.epoch = f"{EPOCH}_{digest(*TuningKey.of(tuning.job).digests, tuning.job.space.digest)}"
             hold_until_measured(self.tuner, self.epoch, config, tuning.job, request)
         return candidates if config is None else [tuning.theirs(config)]

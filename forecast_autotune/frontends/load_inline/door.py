@@ -170,7 +170,7 @@ class FunctionTuning:
             load=lambda config: launcher(config).call,
         )
 
-    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Nobody listens to load_inline."""
 
 

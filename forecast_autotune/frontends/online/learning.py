@@ -68,7 +68,7 @@ class Learnable(Protocol):
     def compared(self, config: Config, call: Any) -> Failure | None:
         """Why a candidate must not be launched, by a comparison with the default on copies of a call's arguments."""
 
-    def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, seconds: float) -> None:
         """Tell whoever listens."""
 
 

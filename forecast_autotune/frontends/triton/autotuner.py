@@ -270,12 +270,12 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         given = {**self._by_name(args), **kwargs}
         if any(map(is_without_data, given.values())):
             raise RuntimeError(f"kernel {self.name} is called with a tensor that has no data")
-        call = {n: v for n, v in given.items() if n in self.arg_names}
+        named = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table
         version = table.version
         entry, key, config = None, None, self._configs[0]
         if len(self._configs) > 1:
-            key = table_key(self, call)
+            key = table_key(self, named)
             if table.is_pinned(key[:-1]):  # the program used Triton's key, which has no device
                 key = key[:-1]
             entry = table.get(key)
@@ -283,18 +283,15 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
                 entry = self.dispatcher.entry(key, (args, kwargs))
             if (learning := entry.learning) is not None:
                 result = self._launch_in_turn(key, entry, learning, args, kwargs)
-                with table.lock:
-                    if entry.learning is learning and table.peek(key) is entry and not learning.calls.wanted:
-                        best = learning.best()
-                        if best is entry.launcher or not learning.meets_others:  # those run what they ran at first
-                            self._shortcuts.remember(best, call, args, kwargs)
+                self._remember_best(key, entry, learning, named, args, kwargs)
                 return result
             config = entry.launcher
         self.best_config = config
         try:
             result = self._launch(config, args, kwargs)
         except Exception as err:
-            if entry is None or (entry.is_measured and entry.fallback is None) or not is_of_the_config(raised(err)):
+            of_config = is_of_the_config(raised(err))
+            if entry is None or not of_config or (not entry.awaits_measuring and entry.fallback is None):
                 raise
             return launch_another(self, key, entry, config, err, args, kwargs)
         if entry is not None:
@@ -303,8 +300,20 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
             with table.lock:
                 current = entry is None or (table.get(key) is entry and entry.launcher is config)
                 if version == table.version and current:
-                    self._shortcuts.remember(config, call, args, kwargs)
+                    self._shortcuts.remember(config, named, args, kwargs)
         return result
+
+    def _remember_best(
+        self, key: Any, entry: Entry, learning: Learning, named: Mapping[str, Any], args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        """Have calls like one of a key that is being learned take generated launch code while nothing is tried."""
+        with self.dispatcher.table.lock:
+            is_current = entry.learning is learning and self.dispatcher.table.peek(key) is entry
+            if not is_current or learning.calls.wanted:
+                return
+            best = learning.best()
+            if best is entry.launcher or not learning.meets_others:  # those run what they ran at first
+                self._shortcuts.remember(best, named, args, kwargs)
 
     def _launch_in_turn(
         self, key: Any, entry: Entry, learning: Learning, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -42,7 +42,7 @@ class DecisionCache(MutableMapping[Any, Any]):
         with self._table.lock:
             if isinstance(key, tuple):
                 self._table.pop((*key, current_device()))
-            self._table.pin(key, Entry(launcher=config, is_measured=True))
+            self._table.pin(key, Entry(launcher=config, awaits_measuring=False))
 
     def __delitem__(self, key: Any) -> None:
         if self._table.pop(self.key_in_table(key)) is None:

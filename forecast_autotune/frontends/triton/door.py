@@ -163,7 +163,7 @@ class KernelTuning:
     def _key(self) -> tuple[Any, ...]:
         return table_key(self._tuner, {n: v for n, v in self._call.named.items() if n in self._tuner.arg_names})
 
-    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """See `Tuning`. Does what Triton does after tuning: keep timings, reset arguments, call the listener, print."""
         tuner, call, config = self._tuner, self._call, self._call.theirs(decision.config)
         tuner.configs_timings = call.timings_ms(store.outcomes(call.job))
@@ -250,7 +250,7 @@ class LearnableKernel:
         of_call = TritonCall(self._tuner.spec, theirs, *call)
         return compare_on_copies(of_call.measurer(), of_call.job.space[-1])
 
-    def decided(self, decision: Decision, store: Store, *, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, seconds: float) -> None:
         """See `Learnable`. As after tuning, but that no call's tensors were written to."""
         tuner = self._tuner
         tuner.configs_timings = timings_ms(store.outcomes(self._job), self._theirs)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ...core.config import Config
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.job import Job
-from ..deciding import recall
-from ..pending import after_tuning, is_unmeasured
+from ..deciding import recall_with_ranks
+from ..pending import after_tuning
 from ..request import Request
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def recompile_measured() -> None:
     for tuner, jobs in held:
         outdated: set[str] = set()
         for (epoch, config), (job, request) in jobs.items():
-            decision = recall(job, request, tuner.dispatcher.store(job.hardware, request.settings))
-            if decision is None or is_unmeasured(decision):
+            decision = recall_with_ranks(job, request, tuner.dispatcher.store(job.hardware, request.settings))
+            if decision is None or decision.awaits_measuring:
                 continue
             with _lock:
                 taken = _unmeasured[tuner].pop((epoch, config), None)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...compilers.no_compile import NoCompiler
+from ...core.budget import Budget
 from ...core.cached_property import cached_property
 from ...core.config import Config
 from ...core.decision import Decision
@@ -28,7 +29,7 @@ from ...measure.copies import BorrowedArguments, CopiedArguments, Values
 from ...measure.in_process import InProcess
 from ...measure.probe import detect_hardware
 from ...protocols import Compiler, Store
-from ...tuning.loop import stored
+from ...tuning.loop import decision_without_run
 from ..call_tensors import hold_no_data, reached_by_call, why_untuned
 from ..keys import NoKeyError, features_of
 from ..learnable_callable import LearnableCallable
@@ -98,9 +99,9 @@ class _VariantsTuning:
         except NoKeyError as err:
             self._tuned.note_untuned(f"an argument is {err}")
             return None
-        known = stored(job, self._tuned.dispatcher.store(job.hardware, self._request.settings))
-        if known is not None and (known.basis == "measured" or not self._request.budget.measures):
-            return job  # recalled as it is: nothing is to be forecast
+        store = self._tuned.dispatcher.store(job.hardware, self._request.settings)
+        if decision_without_run(job, store, Budget(self._request.budget)):
+            return job  # nothing is to be forecast
         return with_work(self._tuned, job)
 
     @property
@@ -160,7 +161,7 @@ class _VariantsTuning:
             **ahead,
         )
 
-    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         """Nobody listens to variants."""
 
 

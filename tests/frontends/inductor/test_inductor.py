@@ -682,7 +682,7 @@ def test_what_calls_have_taught_is_compiled_in_afterwards(
     with playing():
         assert compiling(f)[0]["BLOCK"] == 64
         ends = time.monotonic() + 120
-        while not any(decision.is_measured for decision in kernel.decisions.values()):
+        while not any(decision.rests_on_outcomes for decision in kernel.decisions.values()):
             assert time.monotonic() < ends
             call(kernel, N)
             time.sleep(0.0002)

@@ -229,7 +229,7 @@ def test_isolate_0_times_in_the_callers_process(toy: Toy, counting: Counting, mo
     assert torch.equal(module.scaled(X, 2.0), 2 * X)
     assert counting.timed == 0
     decision = only_decision(module.scaled)
-    assert (decision.tried, decision.is_measured) == (2, True)
+    assert (decision.tried, decision.rests_on_outcomes) == (2, True)
 
 
 def test_a_default_that_crashes_raises_and_the_caller_lives(toy: Toy) -> None:

@@ -165,7 +165,7 @@ def test_the_cache_is_a_view_of_the_table_and_what_a_program_puts_in_stays() -> 
     cache |= {3: "c"}
     assert len(forgotten) == 3, "whoever holds an old answer is told of each change"
     for key in range(10, 30):
-        table.add((key, None), Entry(launcher=key, is_measured=True), version=table.version)
+        table.add((key, None), Entry(launcher=key, awaits_measuring=False), version=table.version)
     assert [cache[1], cache[2], cache[3]] == ["a", "b", "c"]
     assert len(cache) <= 3 + 4
     assert (29,) in cache
