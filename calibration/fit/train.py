@@ -156,7 +156,7 @@ def _texts(spaces: Sequence[RecordedSpace], plan: Plan) -> list[str]:
     for space in spaces:
         every = max(1, len(space.job.space) // TOKENIZER_TEXTS)
         places = range(0, len(space.job.space), every)
-        asked = prompts_of(space, space.median, places, plan.most_chars, known=spaces, skilled=spaces)
+        asked = prompts_of(space, space.median, places, plan.most_chars, known=spaces, mined=spaces)
         texts += [asked[0].shared, *(p.own for p in asked)]
     return texts
 

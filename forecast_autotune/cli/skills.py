@@ -46,7 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     learnt = _of_searches(store.path.parent, arguments.kernel, arguments.hardware)
     missing = not store.exists() if learnt else is_missing(store)
-    skills: list[KnobEffect] = [] if missing else store.skills(kernel=arguments.kernel, hardware=arguments.hardware)
+    skills: list[KnobEffect] = (
+        [] if missing else store.knob_effects(kernel=arguments.kernel, hardware=arguments.hardware)
+    )
     skills = [*learnt, *skills][: arguments.limit]
     warn_unreadable(store)
     if arguments.json:

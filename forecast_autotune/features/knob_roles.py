@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+VARIANT_KNOBS = ("variant", "source")
+"""Knobs that say which of several texts a config runs: a callable of `fa.variants`, a source of `fa.load_inline`."""
+
 _ROLE_BY_NAME = tuple(
     (re.compile(pattern, re.IGNORECASE), role)
     for pattern, role in (

@@ -57,7 +57,7 @@ def remembering(surrogate: Surrogate, store: SqliteStore, *, busy: Callable[[], 
         return replace(
             context,
             answers=store,
-            knob_effects=lambda: store.skills(context.job),
+            knob_effects=lambda: store.knob_effects(context.job),
             busy=context.busy if busy is None else busy,
         )
 

@@ -35,8 +35,8 @@ later one, 2.7 to 4.0 in ours (`calibration.fit.training.small_model`)."""
 
 LEFT_OUT_CHARS = 200  # of the lines that name what was left out
 PLACE_CHARS = 160  # of a recording's whereabouts
-SKILLS = 12
-SKILLS_SHARE = 1 / 8  # of a prompt's characters, at most
+KNOB_EFFECTS = 12
+KNOB_EFFECTS_SHARE = 1 / 8  # of a prompt's characters, at most
 ELSEWHERE = 4  # recordings that a prompt tells of
 
 # Launch features that a reader can use: as powers of two, and as tenths.
@@ -81,7 +81,7 @@ def prompts(
     *,
     reference: Config | None = None,
     answer: str = "logits",
-    skills: Sequence[KnobEffect] = (),
+    knob_effects: Sequence[KnobEffect] = (),
     recordings: Sequence[Recording] = (),
     evidence: Mapping[Config, Evidence] | None = None,
     most_chars: int = CHARS,
@@ -91,12 +91,12 @@ def prompts(
     Args:
         reference: a config of the job's space.
         answer: `logits`, where one label is to follow, or `reasoned`, where JSON is (`answers.SCHEMA`).
-        skills: what changes of one knob did elsewhere, the most fitting first.
+        knob_effects: what changes of one knob did elsewhere, the most fitting first.
         recordings: of the same program at other keys or on other hardware, the most alike first: what the same two configs
             took there is told of the first few.
         evidence: what the compiler says of configs, where it was asked.
         most_chars: of each prompt. Sources are shortened to fit, at the borders of functions, and it is said; where not even
-            the rest fits, skills are left out, then recordings.
+            the rest fits, knob effects are left out, then recordings.
     Raises:
         PromptTooLongError: with no source at all it would be longer.
     """
@@ -105,15 +105,17 @@ def prompts(
     shown = recordings[:ELSEWHERE]
     features = dict(zip(job.space, job.static_features, strict=True)) if job.static_features else {}
     common = _common_words(job, reference, answer, features, evidence) | {
-        "skills": _first([_line(str(skill)) for skill in skills[:SKILLS]], int(SKILLS_SHARE * most_chars)),
+        "knob_effects": _first(
+            [_line(str(effect)) for effect in knob_effects[:KNOB_EFFECTS]], int(KNOB_EFFECTS_SHARE * most_chars)
+        ),
         "elsewhere": [_place(job, recording) for recording in shown],
     }
     owns = [_template(answer).render(_own_words(config, reference, features, evidence, shown)) for config in configs]
     longest_own = max(map(len, owns), default=0)
     names_left_out = LEFT_OUT_CHARS if job.workload.program.source else 0
     room = most_chars - len(_template("shared").render(common, source="")) - longest_own - names_left_out
-    if room < 0 and (skills or recordings):  # what was measured elsewhere makes way, skills first
-        kept = recordings if skills else ()
+    if room < 0 and (knob_effects or recordings):  # what was measured elsewhere makes way, knob effects first
+        kept = recordings if knob_effects else ()
         return prompts(
             job, configs, reference=reference, answer=answer, recordings=kept, evidence=evidence, most_chars=most_chars
         )
@@ -133,7 +135,7 @@ def _common_words(
     features: Mapping[Config, Mapping[str, float]],
     evidence: Mapping[Config, Evidence],
 ) -> dict[str, object]:
-    """What `templates/shared.j2` is filled with, but for sources, skills and recordings."""
+    """What `templates/shared.j2` is filled with, but for sources, knob effects and recordings."""
     return {
         "answer": answer,
         "hardware": _sheet(job.hardware),

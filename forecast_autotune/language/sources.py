@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 from ..core.config import Config
 from ..core.workload import Program
-
-VARIANT_KNOBS = ("variant", "source")
-"""Knobs that say which of several texts a config runs: a callable of `fa.variants`, a source of `fa.load_inline`."""
+from ..features.knob_roles import VARIANT_KNOBS
 
 NAMES_CHARS = 60  # of names in one line
 MARGIN = 4  # columns by which source is indented

@@ -14,7 +14,7 @@ from ..core.hardware import Hardware
 from ..core.knob_effect import Condition, KnobEffect, is_number
 from ..core.outcome import Failure
 from ..errors import InvalidInputError, StoreError
-from ..language.skills import kind_of_failure
+from ..features.knob_effects import kind_of_failure
 from ..store import encoding
 from ..store.searches import SearchFile
 from .candidate import Candidate, TriedCandidate

@@ -18,7 +18,7 @@ from ..core.knob_effect import KnobEffect
 from ..core.outcome import Failure, Measurement
 from ..core.workload import Program
 from ..errors import InvalidInputError
-from ..language.skills import skills_of
+from ..features.knob_effects import mine_knob_effects
 from . import filesystem, removal, rows
 from .calibration_pairs import Pair, kinds_of, newest_pairs
 from .config_files.base import Tuned
@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 
 UNSEEN_DAYS = 90
 
-MINED_OUTCOMES = 20_000  # the newest, for all skills there are; reading and mining them takes 2 s (two busy cores)
+MINED_OUTCOMES = (
+    20_000  # the newest, for all knob effects there are; reading and mining them takes 2 s (two busy cores)
+)
 
 _NAMED = "workload IN (SELECT workload.id FROM workload JOIN program ON program = program.digest WHERE name = :name)"
 
@@ -140,14 +142,14 @@ class StoreFile:
         with reading(self.path) as connection:
             return detail_of(connection, stored, self.unreadable.append)
 
-    def skills(self, *, kernel: str | None = None, hardware: str | None = None) -> list[KnobEffect]:
+    def knob_effects(self, *, kernel: str | None = None, hardware: str | None = None) -> list[KnobEffect]:
         """The effects of single knobs, mined from the newest outcomes, the most telling first; filters as in `decisions`."""
 
         def fits(tuning_key: TuningKey) -> bool:
             return is_meant(kernel, tuning_key.workload.program.name) and is_meant(hardware, tuning_key.hardware.name)
 
         with reading(self.path) as connection:
-            return skills_of(newest_recordings(connection, fits, MINED_OUTCOMES, self.unreadable.append))
+            return mine_knob_effects(newest_recordings(connection, fits, MINED_OUTCOMES, self.unreadable.append))
 
     def recordings(self) -> list[Recording]:
         """All outcomes by where they were measured, with the configs' static features: to learn from."""

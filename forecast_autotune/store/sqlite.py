@@ -17,8 +17,8 @@ from ..core.job import Job, Recording
 from ..core.knob_effect import KnobEffect
 from ..core.outcome import Measurement, Outcome
 from ..errors import InvalidInputError
+from ..features.knob_effects import MOST, fitting, mine_knob_effects
 from ..language.answers import Bins
-from ..language.skills import MOST, fitting, skills_of
 from ..settings import Settings
 from . import answers, decisions, filesystem, process_hooks, rows, tuning_keys
 from .calibration_pairs import Pair, newest_pairs
@@ -256,8 +256,8 @@ class SqliteStore:
         """The newest forecasts on one kind of hardware, each with the log2 speed-up measured then; see `newest_pairs`."""
         return self.connection.run(lambda opened: newest_pairs(opened, kind, self.connection.complain)) or []
 
-    def skills(self, job: Job, most: int = MOST) -> list[KnobEffect]:
-        """The effects of single knobs, mined from the newest outcomes on this kind of hardware; see `skills.fitting`.
+    def knob_effects(self, job: Job, most: int = MOST) -> list[KnobEffect]:
+        """The effects of single knobs, mined from the newest outcomes on this kind of hardware; see `fitting`.
 
         This job's own outcomes are left out: forecasts of it would have seen the answer. A pack's come after the store's.
         """
@@ -267,7 +267,7 @@ class SqliteStore:
 
         recordings = [*(self.connection.run(read) or []), *(self.run_on_packs(read) or [])]
         own = TuningKey.of(job).digests[:2]
-        return fitting(skills_of([r for r in recordings if TuningKey.of(r).digests[:2] != own]), job, most)
+        return fitting(mine_knob_effects([r for r in recordings if TuningKey.of(r).digests[:2] != own]), job, most)
 
     def answers(self, digests: Sequence[str]) -> dict[str, Bins]:
         """A language model's earlier answers by digest of the question; questions without one are left out."""

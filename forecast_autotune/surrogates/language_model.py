@@ -196,7 +196,7 @@ def _ask_about(
         context.job,
         configs,
         answer=asking.answer,
-        skills=context.knob_effects(),
+        knob_effects=context.knob_effects(),
         recordings=[recording for _, recording in most_alike(context.job, context.recordings)],
         evidence=evidence,
         most_chars=min(CHARS, room),

@@ -183,7 +183,7 @@ QUESTIONS: dict[str, Callable[[SqliteStore], Any]] = {
     "outcomes of a key": lambda store: store.outcomes(job(KEYS // 2)),
     "related_recordings": lambda store: store.related_recordings(job(KEYS + 1)),
     "calibration_pairs": lambda store: store.calibration_pairs("cuda"),
-    "skills": lambda store: store.skills(job(KEYS + 1)) is not None,
+    "knob_effects": lambda store: store.knob_effects(job(KEYS + 1)) is not None,
 }
 
 

@@ -58,7 +58,7 @@ def tune(directory: Path, *, any_toolchain: bool = False) -> list[str]:
                 store.decision(job)
                 store.outcomes(job)
             store.related_recordings(a_job(key={"n": 5}))
-            store.skills(a_job(key={"n": 5}))
+            store.knob_effects(a_job(key={"n": 5}))
             store.calibration_pairs("cuda")
             store.answers([*ANSWERS])
             sharing = SqliteWorkSharing(store, JOB, device="device")

@@ -542,7 +542,7 @@ def test_mode_forecast_rests_on_the_model_alone(tmp_path: Path, monkeypatch: pyt
 
     with named_by_settings(Talking(large_is_fast)), SqliteStore(tmp_path) as store:
         tuned(store)
-        for method in ("answers", "keep_answers", "skills", "calibration_pairs"):
+        for method in ("answers", "keep_answers", "knob_effects", "calibration_pairs"):
             monkeypatch.setattr(SqliteStore, method, touched)
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path / "other") as store:
         found = tuned(store, mode="forecast")
@@ -555,7 +555,7 @@ def test_earlier_measurements_are_given_to_the_model(tmp_path: Path, monkeypatch
     skill = KnobEffect(
         program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
     )
-    monkeypatch.setattr(SqliteStore, "skills", lambda *_: [skill])
+    monkeypatch.setattr(SqliteStore, "knob_effects", lambda *_: [skill])
     with named_by_settings(Talking(large_is_fast)) as model, SqliteStore(tmp_path) as store:
         tuned(store)
         assert str(skill) in model.asked[0].shared

@@ -125,15 +125,15 @@ def test_times_of_the_same_configs_in_other_jobs_are_in_the_prompt() -> None:
     assert "elsewhere, octaves faster: 1 (+1), 3 failed\n" in prompt.own
 
 
-def test_skills_take_at_most_an_eighth_of_the_prompt() -> None:
-    skill = KnobEffect(
+def test_knob_effects_take_at_most_an_eighth_of_the_prompt() -> None:
+    effect = KnobEffect(
         program="k", language="triton", hardware="H200", knob="num_warps", before=4, after=8, tried=9, faster=7,
         speedup=1.12, failures={"launch: out of shared memory": 1},
     )  # fmt: skip
     line = "num_warps 4 -> 8, in k (triton), on H200: 1.12x, faster in 7 of 8; launch: out of shared memory in 1"
     job = a_job()
-    assert prompts(job, [job.space[1]], skills=[skill] * 3)[0].shared.count(line) == 3
-    assert prompts(job, [job.space[1]], skills=[skill] * 30, most_chars=3_000)[0].shared.count(line) == 3
+    assert prompts(job, [job.space[1]], knob_effects=[effect] * 3)[0].shared.count(line) == 3
+    assert prompts(job, [job.space[1]], knob_effects=[effect] * 30, most_chars=3_000)[0].shared.count(line) == 3
 
 
 def test_a_prompt_is_no_longer_than_allowed_and_says_what_it_left_out() -> None:

@@ -94,7 +94,7 @@ def test_a_planted_rule_is_learned_for_a_size_never_seen(trained: Path, traces: 
 
 
 def test_a_folder_is_read_alike_by_transformers_and_vllm(trained: Path, spaces: tuple[RecordedSpace, ...]) -> None:
-    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, mined=spaces)
     model, tokenizer = load(trained, {"model": {}}, "cpu")
     with torch.inference_mode():
         rows = logits.encoded(tokenizer, [p.text for p in asked])
@@ -213,7 +213,7 @@ def test_an_adapter_learns_and_is_read_alike_by_peft_transformers_and_vllm(
     assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.3
     assert {f.name: f.read_bytes() for f in base.iterdir()} == before
 
-    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, skilled=spaces)
+    asked = prompts_of(spaces[1], 0, range(0, 48, 3), 1_800, known=spaces, mined=spaces)
     tokenizer = AutoTokenizer.from_pretrained(base)
     plain = AutoModelForCausalLM.from_pretrained(base).eval()
 

@@ -40,16 +40,16 @@ def asking(**changes: object) -> Job:
 
 
 def told(store: SqliteStore, job: Job) -> list[tuple[str, str, float | None, int]]:
-    found = store.skills(job)
+    found = store.knob_effects(job)
     return [(s.program, s.change, s.speedup and round(s.speedup, 3), s.tried) for s in found if s.knob == "num_warps"]
 
 
-def test_skills_come_from_other_keys_and_not_from_this_one(store: SqliteStore) -> None:
-    assert store.skills(a_job()) == []
+def test_knob_effects_come_from_other_keys_and_not_from_this_one(store: SqliteStore) -> None:
+    assert store.knob_effects(a_job()) == []
     fill(store, a_job(key={"n": 1}))
     fill(store, a_job())
     assert told(store, a_job()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
-    assert len(store.skills(a_job(), most=1)) == 1
+    assert len(store.knob_effects(a_job(), most=1)) == 1
 
 
 def test_other_programs_come_after_the_jobs_own(store: SqliteStore) -> None:
@@ -60,7 +60,7 @@ def test_other_programs_come_after_the_jobs_own(store: SqliteStore) -> None:
 
 def test_rehearsals_teach_themselves_alone(store: SqliteStore) -> None:
     fill(store, a_job())
-    assert store.skills(asking(hardware=STUB)) == []
+    assert store.knob_effects(asking(hardware=STUB)) == []
     fill(store, a_job(hardware=STUB), lambda c: 100 / by_warps(c))
     assert told(store, asking(hardware=STUB)) == [("rmsnorm", "num_warps 4 -> 2", 2.0, 3)]
     assert told(store, asking()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
@@ -107,11 +107,11 @@ def test_a_packs_outcomes_count_too(tmp_path: Path) -> None:
         assert told(store, a_job()) == [("rmsnorm", "num_warps 2 -> 4", 2.0, 3)]
 
 
-def test_the_command_gets_all_skills_and_filters_match_parts_of_names(store: SqliteStore, tmp_path: Path) -> None:
+def test_the_command_gets_all_effects_and_filters_match_parts_of_names(store: SqliteStore, tmp_path: Path) -> None:
     fill(store, a_job())
     fill(store, a_job(name="softmax", hardware=Hardware(kind="cuda", name="NVIDIA L4")))
     file = StoreFile(tmp_path / "store")
-    assert {s.program for s in file.skills()} == {"rmsnorm", "softmax"}
-    assert {s.program for s in file.skills(kernel="SOFT")} == {"softmax"}
-    assert {s.hardware for s in file.skills(hardware="h200")} == {"NVIDIA H200 (132 SMs)"}
-    assert file.skills(kernel="soft", hardware="h200") == []
+    assert {s.program for s in file.knob_effects()} == {"rmsnorm", "softmax"}
+    assert {s.program for s in file.knob_effects(kernel="SOFT")} == {"softmax"}
+    assert {s.hardware for s in file.knob_effects(hardware="h200")} == {"NVIDIA H200 (132 SMs)"}
+    assert file.knob_effects(kernel="soft", hardware="h200") == []

@@ -309,13 +309,13 @@ def test_without_a_store_a_process_remembers_and_the_memory_is_bounded(monkeypat
         assert len(model.asked) == asked
 
 
-def test_skills_are_in_the_prompt_where_there_is_a_memory() -> None:
-    skill = KnobEffect(
+def test_knob_effects_are_in_the_prompt_where_there_is_a_memory() -> None:
+    effect = KnobEffect(
         program="bowl", language="cuda", hardware="A", knob="tile", before=1, after=2, tried=9, faster=7, speedup=1.12
     )
     model = Talking()
-    ask(Memory(told=[skill]).of(LanguageModelSurrogate(model)), question(recording()))
-    assert all(str(skill) in prompt.shared for prompt in model.asked)
+    ask(Memory(told=[effect]).of(LanguageModelSurrogate(model)), question(recording()))
+    assert all(str(effect) in prompt.shared for prompt in model.asked)
     ask(LanguageModelSurrogate(model), question(recording()))
     assert "Measured before" not in model.asked[-1].shared
 

@@ -96,7 +96,7 @@ def forecast_pool(
     places = np.arange(len(space.job.space))
     if most is not None and most < places.size:
         places = np.sort(np.random.default_rng(0).choice(places, most, replace=False))
-    asked = prompts_of(space, reference, places.tolist(), most_chars, known=known, skilled=known)
+    asked = prompts_of(space, reference, places.tolist(), most_chars, known=known, mined=known)
     rows = encoded(tokenizer, [p.text for p in asked])
     labels = label_ids(tokenizer)
     logits = np.zeros((len(rows), len(LABELS)))

@@ -19,7 +19,7 @@ from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from .logits import encoded, forecast_pool, label_ids, label_logits
 from .objectives import OBJECTIVES, loss_of
 from .small_model import splits_at_lines
-from .spaces import prompts_of, skills_for
+from .spaces import knob_effects_for, prompts_of
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 WARM_UP = 0.05  # share of the steps in which the rate rises; it falls to a twentieth by the end
 WEIGHT_DECAY = 0.1
 UNNAMED = 0.5  # share of prompts that do not name the device, so that its sheet is read
-WITHOUT_HISTORY = 0.4  # share of prompts without other spaces' times, and likewise without skills
+WITHOUT_HISTORY = 0.4  # share of prompts without other spaces' times, and likewise without knob effects
 MAX_LINES = 200_000  # whose tokens are kept
 LOOKS = 12  # checkpoints, each with a score on the spaces held back, over the whole training
 LOOKED_AT = 48  # configs of each
@@ -66,7 +66,7 @@ class Batches:
         self.by_kernel: dict[str, list[RecordedSpace]] = {}
         for space in spaces:
             self.by_kernel.setdefault(space.kernel, []).append(space)
-            skills_for(space, tuple(spaces))  # read once, here, for all worker processes
+            knob_effects_for(space, tuple(spaces))  # read once, here, for all worker processes
 
     def __len__(self) -> int:
         return self.plan.steps
@@ -101,7 +101,7 @@ class Batches:
                 places.tolist(),
                 self.plan.most_chars,
                 known=() if random.random() < WITHOUT_HISTORY else others,
-                skilled=self.spaces if random.random() >= WITHOUT_HISTORY else (),
+                mined=self.spaces if random.random() >= WITHOUT_HISTORY else (),
                 named=random.random() >= UNNAMED,
             )
             measured = space.bins(reference)

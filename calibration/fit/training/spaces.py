@@ -16,8 +16,8 @@ from forecast_autotune.core.outcome import Measurement
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
 from forecast_autotune.evaluation.traces import read_trace
+from forecast_autotune.features.knob_effects import fitting, mine_knob_effects
 from forecast_autotune.language.prompt import Prompt, prompts
-from forecast_autotune.language.skills import fitting, skills_of
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.surrogates.transfer import most_alike
 
@@ -33,13 +33,13 @@ def prompts_of(
     most_chars: int,
     *,
     known: Sequence[RecordedSpace] = (),
-    skilled: Sequence[RecordedSpace] = (),
+    mined: Sequence[RecordedSpace] = (),
     named: bool = True,
 ) -> list[Prompt]:
     """What is asked of configs of a space, by their positions.
 
     A prompt gives what the same configs took on `known` spaces of the same kernel, and what changing single knobs did on
-    `skilled` ones of any kernel. The space itself may be among them, and is passed over.
+    `mined` ones of any kernel. The space itself may be among them, and is passed over.
 
     Raises:
         PromptTooLongError: they cannot be made so short.
@@ -52,25 +52,25 @@ def prompts_of(
         recordings = [replace(r, hardware=unnamed) if r.hardware == job.hardware else r for r in recordings]
         job = replace(job, hardware=unnamed)
     asked = [job.space[i] for i in configs]
-    skills = skills_for(space, tuple(skilled)) if skilled else ()
+    effects = knob_effects_for(space, tuple(mined)) if mined else ()
     return prompts(
-        job, asked, reference=job.space[reference], skills=skills, recordings=recordings, most_chars=most_chars
+        job, asked, reference=job.space[reference], knob_effects=effects, recordings=recordings, most_chars=most_chars
     )
 
 
 @cache
-def skills_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[KnobEffect, ...]:
+def knob_effects_for(space: RecordedSpace, known: tuple[RecordedSpace, ...]) -> tuple[KnobEffect, ...]:
     """What changing single knobs did in known spaces, this one apart, as far as it bears on this one."""
-    skills: list[KnobEffect] = []
+    effects: list[KnobEffect] = []
     for kernel in sorted({s.kernel for s in known}):
         of_kernel = tuple(s for s in known if s.kernel == kernel)
-        skills += _skills(tuple(s for s in of_kernel if s is not space))
-    return tuple(fitting(skills, space.job))
+        effects += _effects_of(tuple(s for s in of_kernel if s is not space))
+    return tuple(fitting(effects, space.job))
 
 
 @cache
-def _skills(spaces: tuple[RecordedSpace, ...]) -> tuple[KnobEffect, ...]:
-    return tuple(skills_of([s.recording for s in spaces]))
+def _effects_of(spaces: tuple[RecordedSpace, ...]) -> tuple[KnobEffect, ...]:
+    return tuple(mine_knob_effects([s.recording for s in spaces]))
 
 
 def read_spaces(paths: Iterable[Path]) -> tuple[RecordedSpace, ...]:

@@ -22,7 +22,7 @@ from .evaluation import MIDDLES
 from .logits import encoded, label_ids, label_logits
 from .loop import WITHOUT_HISTORY, draw_reference
 from .rewards import REWARDS
-from .spaces import skills_for
+from .spaces import knob_effects_for
 
 JUDGED = 24  # answers on each space
 AT_ONCE = 16  # answers written side by side while judging
@@ -51,7 +51,7 @@ class AnswerTask:
             [job.space[i] for i in self.places],
             reference=job.space[self.reference],
             answer=answer,
-            skills=skills_for(self.space, tuple(self.known)),
+            knob_effects=knob_effects_for(self.space, tuple(self.known)),
             recordings=[recording for _, recording in most_alike(job, [s.recording for s in of_kernel])],
             most_chars=self.most_chars,
         )

@@ -215,7 +215,7 @@ def test_a_prompt_tells_nothing_of_the_times_of_its_own_space(spaces: tuple[Reco
                 range(len(s.job.space)),
                 4_500,
                 known=tuple(s if k.name == s.name else k for k in known),
-                skilled=tuple(s if k.name == s.name else k for k in known),
+                mined=tuple(s if k.name == s.name else k for k in known),
             )
             for s in (own, other)
         )

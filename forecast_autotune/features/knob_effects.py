@@ -1,4 +1,4 @@
-"""Skills: what changes of one knob did, mined from measured pairs of configs; and those that bear on a job."""
+"""Knob effects: what changes of one knob did, mined from measured pairs of configs; and those that bear on a job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ..core.digest import Value
 from ..core.job import Job, Recording
 from ..core.knob_effect import Condition, KnobEffect, is_number
 from ..core.outcome import Failure, Measurement, Outcome
-from ..features.knob_roles import roles_by_name
-from .sources import VARIANT_KNOBS
+from .knob_roles import VARIANT_KNOBS, roles_by_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     Whole = NDArray[np.intp]
     Flags = NDArray[np.bool_]
 
-MOST = 12  # skills that a job is given
+MOST = 12  # effects that a job is given
 MIN_CASES = 3
 MAX_CONDITIONS = 2
 
@@ -40,7 +39,7 @@ CHANCE = 0.01  # that a condition no better than a random one is told, for one c
 FAILED = 2.0  # octaves that a failure counts for; a language model is told to put one where S is up to 1/4
 
 
-def skills_of(recordings: Sequence[Recording]) -> list[KnobEffect]:
+def mine_knob_effects(recordings: Sequence[Recording]) -> list[KnobEffect]:
     """What each change of one knob did: the most telling first.
 
     A case is a pair of configs of one recording that differ in one knob, both with the same variant. Cases are kept apart
@@ -59,11 +58,11 @@ def skills_of(recordings: Sequence[Recording]) -> list[KnobEffect]:
         program, hardware = recording.workload.program, recording.hardware
         apart[program.name, program.language, str(hardware), hardware.kind].append(recording)
     return sorted(
-        (skill for recordings_of_one in apart.values() for skill in _Mine(recordings_of_one).skills()), key=_rank
+        (effect for recordings_of_one in apart.values() for effect in _Mine(recordings_of_one).effects()), key=_rank
     )
 
 
-def fitting(skills: Iterable[KnobEffect], job: Job, most: int = MOST) -> list[KnobEffect]:
+def fitting(effects: Iterable[KnobEffect], job: Job, most: int = MOST) -> list[KnobEffect]:
     """Those that bear on a job: first of the same program, then of the same hardware, then by how much they say.
 
     The knobs take turns, so that one with many values does not leave the others unsaid.
@@ -77,31 +76,31 @@ def fitting(skills: Iterable[KnobEffect], job: Job, most: int = MOST) -> list[Kn
     by_name = roles_by_name(job.space.knobs)
     everywhere = {knob for knob, role in by_name.items() if job.space.roles.get(knob, role) == role}
 
-    def fits(skill: KnobEffect) -> bool:
-        values_of_knob = values.get(skill.knob, {})
+    def fits(effect: KnobEffect) -> bool:
+        values_of_knob = values.get(effect.knob, {})
         if (
-            skill.language != program.language
-            or not {_typed(skill.before), _typed(skill.after)} <= values_of_knob.keys()
+            effect.language != program.language
+            or not {_typed(effect.before), _typed(effect.after)} <= values_of_knob.keys()
         ):
             return False
-        if skill.program != program.name and skill.knob not in everywhere:
+        if effect.program != program.name and effect.knob not in everywhere:
             return False
         return all(
             c.holds(numbers) if c.of == "key" else any(c.holds({c.name: v}) for v in values.get(c.name, {}).values())
-            for c in skill.conditions
+            for c in effect.conditions
         )
 
-    def nearness(skill: KnobEffect) -> tuple[bool, bool]:
-        return skill.program != program.name, skill.hardware != hardware
+    def nearness(effect: KnobEffect) -> tuple[bool, bool]:
+        return effect.program != program.name, effect.hardware != hardware
 
     turns: Counter[tuple[object, ...]] = Counter()
     ordered = []
-    for skill in sorted(filter(fits, skills), key=_rank):
-        group = (*nearness(skill), skill.knob)
-        ordered.append((nearness(skill), turns[group], skill))
+    for effect in sorted(filter(fits, effects), key=_rank):
+        group = (*nearness(effect), effect.knob)
+        ordered.append((nearness(effect), turns[group], effect))
         turns[group] += 1
     # Sorting keeps equals in order.
-    return [skill for *_, skill in sorted(ordered, key=lambda ranked: ranked[:2])[:most]]
+    return [effect for *_, effect in sorted(ordered, key=lambda ranked: ranked[:2])[:most]]
 
 
 def key_numbers(key: Mapping[str, object]) -> dict[str, Value]:
@@ -117,12 +116,12 @@ def key_numbers(key: Mapping[str, object]) -> dict[str, Value]:
     return numbers
 
 
-def _rank(skill: KnobEffect) -> tuple[object, ...]:
+def _rank(effect: KnobEffect) -> tuple[object, ...]:
     """By how much it says: the size of its effect, less where few cases show it; then the same on every machine."""
-    failed = sum(skill.failures.values())
-    octaves = abs(math.log2(skill.speedup)) if skill.speedup else 0.0
-    says = ((skill.tried - failed) * octaves + failed * FAILED) / (skill.tried + MIN_CASES)
-    return -says, str(skill)
+    failed = sum(effect.failures.values())
+    octaves = abs(math.log2(effect.speedup)) if effect.speedup else 0.0
+    says = ((effect.tried - failed) * octaves + failed * FAILED) / (effect.tried + MIN_CASES)
+    return -says, str(effect)
 
 
 def _typed(value: Value) -> tuple[type, Value]:
@@ -133,7 +132,7 @@ def _distinct(values: Iterable[Value]) -> dict[tuple[type, Value], Value]:
     return {_typed(value): value for value in values}
 
 
-# From recordings to skills ----------------------------------------------------------------------------------------------
+# From recordings to effects --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ class _Mine:
         self.of_keys = _Splits("key", keys, least=2)
         self.of_knobs = _Splits("knob", [config.knobs for config in configs], least=MIN_CASES)
 
-    def skills(self) -> Iterator[KnobEffect]:
+    def effects(self) -> Iterator[KnobEffect]:
         kinds = list(self.kinds)
         for knob, *values, cases_of_change in self._changes():
             for cases, conditions in self._apart(knob, cases_of_change, ()):
