@@ -32,7 +32,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "TOOLCHAIN": get_args(ToolchainMatch),
     "SYNC": get_args(Sync),
 }
-_SWITCHES = ("REMOTE", "INDUCTOR")
+_SWITCHES = ("REMOTE_MODEL", "INDUCTOR")
 
 SURROGATES = ("auto", "history", "learned", "roofline")
 """Names of surrogates; `auto` is the others, blended. Language models go by `model_names.FORMS`."""
@@ -172,7 +172,7 @@ class Settings:
     isolate: Isolate = "auto"
     toolchain: ToolchainMatch = "exact"
     sync: Sync = "store"
-    remote: bool = False
+    remote_model: bool = False  # whether a language model on another machine may be asked
     inductor: bool = False
     answer: Answer = field(default_factory=Answer)
     online_cost: float = 0.05  # of the time in tuned kernels, what exploring may take in mode online
@@ -214,12 +214,11 @@ class Settings:
             parsed(name, partial(_choice, accepted))
         for name in _SWITCHES:
             parsed(name, _switch)
-        # Whoever checks what the code alone says gives no environment: the permission is still the real one's.
-        remote = values.get("remote") is True or os.environ.get(PREFIX + "REMOTE", "").strip() == "1"
+        remote_model = values.get("remote_model") is True
         if surrogate is not None:
-            check_surrogate(surrogate, "surrogate", remote=remote)
+            check_surrogate(surrogate, "surrogate", remote_model=remote_model)
             values["surrogate"] = surrogate
-        parsed("SURROGATE", partial(_surrogate, remote=remote))
+        parsed("SURROGATE", partial(_surrogate, remote_model=remote_model))
         parsed("ANSWER", Answer.parse)
         parsed("ONLINE_COST", partial(_share, "the time in tuned kernels, 5% or 0.05; 0 explores nothing"))
         parsed("ONLINE_CPU", _cpu_share)
@@ -292,28 +291,37 @@ def _anchored(path: Path) -> Path:
     return path.absolute()
 
 
-def _surrogate(text: str, *, remote: bool) -> str:
+def _surrogate(text: str, *, remote_model: bool) -> str:
     model = is_language_model(text)
     if not model and text not in SURROGATES:
         raise InvalidInputError(f"{text!r}: accepted are {', '.join(SURROGATES)}, {FORMS}")
-    if model and text.startswith("http") and not is_loopback(text) and not remote:
+    if model and text.startswith("http") and not is_loopback(text) and not remote_model:
         raise InvalidInputError(
             f"{text!r} is not on this machine, and a language model is sent the source text of kernels: "
-            f"set {PREFIX}REMOTE=1 to allow that"
+            f"set {PREFIX}REMOTE_MODEL=1 to allow that"
         )
     return text
 
 
-def check_surrogate(text: str, variable: str, *, remote: bool) -> None:
-    """Whether a text names a surrogate that may be asked; `remote` allows a language model on another machine.
+def check_surrogate(text: str, variable: str, *, remote_model: bool) -> None:
+    """Whether a text names a surrogate that may be asked; `remote_model` allows a language model on another machine.
 
     Raises:
         InvalidInputError: it does not; names the variable, the value and what is accepted.
     """
     try:
-        _surrogate(text, remote=remote)
+        _surrogate(text, remote_model=remote_model)
     except InvalidInputError as err:
         raise InvalidInputError(f"{variable}={err}") from None
+
+
+def remote_model_permission() -> dict[str, str]:
+    """Of the process's environment, the variable that allows a language model on another machine, if it does.
+
+    Whoever checks what code alone says gives it as the environment: what the code may name is for the user to allow.
+    """
+    name = PREFIX + "REMOTE_MODEL"
+    return {name: "1"} if os.environ.get(name, "").strip() == "1" else {}
 
 
 def wants_inductor() -> bool:

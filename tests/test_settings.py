@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forecast_autotune.errors import InvalidInputError, SettingError, TuningWarning
-from forecast_autotune.settings import Answer, RemoteStore, Settings, unknown_variables
+from forecast_autotune.settings import Answer, RemoteStore, Settings, remote_model_permission, unknown_variables
 
 
 def test_without_variables_the_defaults_hold() -> None:
@@ -34,7 +34,7 @@ def test_each_variable_is_read() -> None:
             "FORECAST_AUTOTUNE_ISOLATE": "0",
             "FORECAST_AUTOTUNE_TOOLCHAIN": "any",
             "FORECAST_AUTOTUNE_SYNC": "rank0",
-            "FORECAST_AUTOTUNE_REMOTE": "1",
+            "FORECAST_AUTOTUNE_REMOTE_MODEL": "1",
             "FORECAST_AUTOTUNE_ONLINE_COST": "2.5 %",
             "FORECAST_AUTOTUNE_ONLINE_CPU": "50%",
             "FORECAST_AUTOTUNE_ANSWER": "reasoned,60s",
@@ -50,7 +50,7 @@ def test_each_variable_is_read() -> None:
         isolate="0",
         toolchain="any",
         sync="rank0",
-        remote=True,
+        remote_model=True,
         online_cost=0.025,
         online_cpu=0.5,
         answer=Answer(form="reasoned", seconds=60.0),
@@ -81,7 +81,9 @@ def test_learning_without_time_is_an_error_that_names_mode_cached(text: str) -> 
         Settings.from_environment({"FORECAST_AUTOTUNE_ONLINE_CPU": text})
 
 
-@pytest.mark.parametrize("name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER", "INDUCTOR"])
+@pytest.mark.parametrize(
+    "name", ["MODE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE_MODEL", "ANSWER", "INDUCTOR"]
+)
 def test_a_value_that_does_not_parse_is_named_with_what_is_accepted(name: str) -> None:
     with pytest.raises(SettingError, match=rf"FORECAST_AUTOTUNE_{name}='maybe': accepted are "):
         Settings.from_environment({f"FORECAST_AUTOTUNE_{name}": "maybe"})
@@ -131,12 +133,18 @@ def test_a_language_model_elsewhere_is_refused_until_that_is_allowed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {"FORECAST_AUTOTUNE_SURROGATE": name}
-    for environment, code in ((named, None), ({}, name), (named | {"FORECAST_AUTOTUNE_REMOTE": "0"}, None)):
-        with pytest.raises(InvalidInputError, match="set FORECAST_AUTOTUNE_REMOTE=1 to allow that"):
+    for environment, code in ((named, None), ({}, name), (named | {"FORECAST_AUTOTUNE_REMOTE_MODEL": "0"}, None)):
+        with pytest.raises(InvalidInputError, match="set FORECAST_AUTOTUNE_REMOTE_MODEL=1 to allow that"):
             Settings.from_environment(environment, surrogate=code)
-    assert Settings.from_environment(named | {"FORECAST_AUTOTUNE_REMOTE": "1"}).surrogate == name
-    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", "1")
-    assert Settings.from_environment({}, surrogate=name).surrogate == name, "as a front end asks when it is made"
+    assert Settings.from_environment(named | {"FORECAST_AUTOTUNE_REMOTE_MODEL": "1"}).surrogate == name
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_MODEL", "1")
+    for environment, code in ((named, None), ({}, name)):
+        with pytest.raises(InvalidInputError, match="REMOTE_MODEL=1"):  # the process's environment is not the one given
+            Settings.from_environment(environment, surrogate=code)
+    environment = remote_model_permission()
+    assert Settings.from_environment(environment, surrogate=name).surrogate == name, (
+        "as a front end asks when it is made"
+    )
 
 
 @pytest.mark.parametrize(
@@ -162,7 +170,7 @@ def test_an_answer_that_does_not_parse_is_named_with_what_is_accepted(text: str)
 
 
 def test_new_variables_are_known_and_misspelt_ones_named() -> None:
-    environment = {f"FORECAST_AUTOTUNE_{name}": "1" for name in ("REMOTE", "ANSWER", "ANSWERS")}
+    environment = {f"FORECAST_AUTOTUNE_{name}": "1" for name in ("REMOTE_MODEL", "ANSWER", "ANSWERS")}
     assert unknown_variables(environment) == {"FORECAST_AUTOTUNE_ANSWERS": "FORECAST_AUTOTUNE_ANSWER"}
 
 

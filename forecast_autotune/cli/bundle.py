@@ -240,10 +240,11 @@ def _settings() -> dict[str, Any]:
 
 def _setting(name: str) -> Any:
     """One setting as the environment has it, even where another does not parse."""
-    from ..settings import PREFIX, Settings
+    from ..settings import PREFIX, Settings, remote_model_permission
 
     variable = PREFIX + name.upper()
-    return getattr(Settings.from_environment({n: v for n, v in os.environ.items() if n == variable}), name)
+    environment = remote_model_permission() | {n: v for n, v in os.environ.items() if n == variable}
+    return getattr(Settings.from_environment(environment), name)
 
 
 def _as_text(value: object) -> Any:

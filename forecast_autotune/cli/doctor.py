@@ -153,7 +153,7 @@ def check_settings() -> Iterator[Finding]:
         "mode",
         "surrogate",
         "answer",
-        "remote",
+        "remote_model",
         "isolate",
         "sync",
         "toolchain",
@@ -162,7 +162,7 @@ def check_settings() -> Iterator[Finding]:
         "online_cpu",
     )
     shown = {name: getattr(settings, name) for name in names}
-    shown |= {"remote": int(settings.remote), "inductor": int(settings.inductor)}
+    shown |= {"remote_model": int(settings.remote_model), "inductor": int(settings.inductor)}
     shown |= {"surrogate": settings.surrogate or "auto", "model": settings.model or "the shipped one"}
     values = ", ".join(f"{name}={value}" for name, value in shown.items())
     yield Finding(check="settings", status="ok", found=f"budget={settings.budget or 'default'}, {values}")

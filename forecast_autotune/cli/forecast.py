@@ -152,7 +152,7 @@ def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[t
 
     settings = Settings.from_environment()
     if named is not None:
-        check_surrogate(named, "--surrogate", remote=settings.remote)
+        check_surrogate(named, "--surrogate", remote_model=settings.remote_model)
     settings = replace(settings, dir=folder or settings.dir, surrogate=named or settings.surrogate)
     known = StoreFile(settings.dir).exists() or bool(settings.packs)
     store = open_store(settings) if known else SqliteStore.in_memory()

@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     for text in budgets:
         BudgetLimits.parse(text)
     settings = Settings.from_environment()
-    check_surrogate(args.surrogate, "--surrogate", remote=settings.remote)
+    check_surrogate(args.surrogate, "--surrogate", remote_model=settings.remote_model)
     plan = ReplayPlan(
         traces=tuple(args.traces),
         histories=tuple(_history(trace, args.history) for trace in args.traces),

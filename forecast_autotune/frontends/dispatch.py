@@ -31,7 +31,7 @@ from ..measure.observers import unobserved, unpack_hook
 from ..measure.real_calls import RealCalls
 from ..protocols import Compiler, Listener, Store, Surrogate
 from ..remote.fleet_store import open_store
-from ..settings import Mode, Settings
+from ..settings import Mode, Settings, remote_model_permission
 from ..store.details import detail_in
 from ..store.explanation.explanation import Explanation
 from ..store.frozen import is_frozen
@@ -180,7 +180,7 @@ class Dispatcher:
             "surrogate": surrogate,
             "shard": shard,
         }
-        make_request(**self._options, environment={})  # do they parse?
+        make_request(**self._options, environment=remote_model_permission())  # do they parse?
         self.table = KeyTable(door.forget_shortcuts)
         self.decisions: dict[Any, Decision] = Recent()
         # Where each of them was kept.

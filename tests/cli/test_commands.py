@@ -567,7 +567,7 @@ def test_doctor_asks_a_language_model_and_says_how_long_that_takes(monkeypatch: 
     assert finding.status == "note"
     assert "FORECAST_AUTOTUNE_ANSWER=logits,0.1s is less than it takes to open it" in finding.advice
     (ok,) = [f for f in doctor.check_settings() if f.status == "ok"]
-    assert "surrogate=http://127.0.0.1:9, answer=logits,0.1s, remote=0" in ok.found
+    assert "surrogate=http://127.0.0.1:9, answer=logits,0.1s, remote_model=0" in ok.found
 
 
 @pytest.mark.parametrize(

@@ -271,4 +271,4 @@ def test_a_surrogate_may_be_named_a_language_model_too(
         assert model.asked == []  # one program, of whose configs the launches are described
     assert not own_settings.exists()
     _, err = told(capsys, f"{PROGRAM}:scale", *CALL, "--surrogate", "http://10.0.0.7:80", code=2)
-    assert "FORECAST_AUTOTUNE_REMOTE=1" in err
+    assert "FORECAST_AUTOTUNE_REMOTE_MODEL=1" in err

@@ -483,7 +483,8 @@ def test_a_language_model_is_replayed_in_one_process_and_asked_things_once(
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"), [("tea leaves", "accepted are auto"), ("http://10.0.0.7:8000", "FORECAST_AUTOTUNE_REMOTE=1")]
+    ("name", "reason"),
+    [("tea leaves", "accepted are auto"), ("http://10.0.0.7:8000", "FORECAST_AUTOTUNE_REMOTE_MODEL=1")],
 )
 def test_a_surrogate_that_may_not_be_asked_is_refused(
     trace: Path, capsys: pytest.CaptureFixture[str], name: str, reason: str

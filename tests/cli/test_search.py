@@ -32,7 +32,7 @@ def test_bad_input_is_told_in_clear_words(capsys: pytest.CaptureFixture[str], tm
     assert "cannot be searched" in told(capsys, f"{tmp_path}/mine.py:NUMBER")
     assert "at least 2" in told(capsys, "doubling:TASK", "--budget", "1")
     assert "proposer 'magic'" in told(capsys, "doubling:TASK", "--proposer", "magic")
-    assert "REMOTE=1" in told(capsys, "doubling:TASK", "--proposer", "http://192.0.2.1:80")
+    assert "REMOTE_MODEL=1" in told(capsys, "doubling:TASK", "--proposer", "http://192.0.2.1:80")
     assert "has no size 'huge': it has large, odd" in told(capsys, "doubling:TASK", "--sizes", "huge")
 
 

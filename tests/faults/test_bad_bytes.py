@@ -738,8 +738,8 @@ def test_parsers_fuzzed_by_coverage_raise_only_their_documented_errors(tmp_path:
 # Settings, answers, models -----------------------------------------------------------------------------------------------
 
 VARIABLES = (
-    "BUDGET", "MODE", "DIR", "PACKS", "REMOTE_STORE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE", "ANSWER",
-    "INDUCTOR", "MODEL", "ONLINE_COST", "ONLINE_CPU",
+    "BUDGET", "MODE", "DIR", "PACKS", "REMOTE_STORE", "SURROGATE", "ISOLATE", "TOOLCHAIN", "SYNC", "REMOTE_MODEL",
+    "ANSWER", "INDUCTOR", "MODEL", "ONLINE_COST", "ONLINE_CPU",
 )  # fmt: skip
 SETTING_TEXTS = st.one_of(
     st.text(max_size=12),

@@ -333,7 +333,7 @@ def test_no_answer_is_asked_for_that_the_tokens_left_do_not_pay() -> None:
 
 
 def test_only_servers_of_this_machine_are_asked_without_the_setting() -> None:
-    with pytest.raises(InvalidInputError, match="REMOTE=1"):
+    with pytest.raises(InvalidInputError, match="REMOTE_MODEL=1"):
         ModelProposer.named("http://192.0.2.1:8000", Settings.from_environment({}), SearchBudget(measurements=9))
     with pytest.raises(InvalidInputError, match="its server's URL"):
         ModelProposer.named("hf:model", Settings.from_environment({}), SearchBudget(measurements=9))

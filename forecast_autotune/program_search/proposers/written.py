@@ -126,7 +126,7 @@ class ModelProposer:
         Raises:
             InvalidInputError: it names none, or a server of another machine that may not be asked.
         """
-        check_surrogate(url, "proposer", remote=settings.remote)
+        check_surrogate(url, "proposer", remote_model=settings.remote_model)
         parsed = parse_model_name(url)
         if parsed.runs != "server":
             raise InvalidInputError(f"proposer {url!r}: a model that writes programs is named by its server's URL")

@@ -840,9 +840,9 @@ def test_unmeasured_the_variant_a_language_model_is_sure_of_runs(
 
 
 def test_a_language_model_elsewhere_is_refused_where_the_code_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInputError, match="FORECAST_AUTOTUNE_REMOTE=1"):
+    with pytest.raises(InvalidInputError, match="FORECAST_AUTOTUNE_REMOTE_MODEL=1"):
         fa.variants([lazy, quick], surrogate="http://10.0.0.7:8000")
-    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE", "1")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_MODEL", "1")
     fa.variants([lazy, quick], surrogate="http://10.0.0.7:8000")
 
 
