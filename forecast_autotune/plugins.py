@@ -29,4 +29,7 @@ def install_if_asked() -> None:
         from .core.user_warnings import warn_user
         from .errors import TuningWarning
 
-        warn_user(f"forecast_autotune is not installed here: {type(err).__name__}: {err}", TuningWarning)
+        warn_user(
+            f"kernels are left to Triton's own tuner, for forecast_autotune's install() failed: {type(err).__name__}: {err}",
+            TuningWarning,
+        )

@@ -10,6 +10,12 @@ from types import FrameType
 # and a thread begins in the standard library.
 _BETWEEN = frozenset((__name__.partition(".")[0], "triton", "torch")) | sys.stdlib_module_names
 
+SEE_TRACEBACK = (
+    "to see the traceback, begin with: import logging; logging.basicConfig(); "
+    "logging.getLogger('forecast_autotune').setLevel('DEBUG')"
+)
+"""What a warning of an error that nobody expected ends with: its traceback goes to the log, at level DEBUG."""
+
 _given: set[str] = set()  # by `warn_once`
 
 

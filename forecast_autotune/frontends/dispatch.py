@@ -25,7 +25,7 @@ from ..core.job import Job
 from ..core.outcome import Failure
 from ..core.signal_handlers import raised_by_signal_handler
 from ..core.text import shown
-from ..core.user_warnings import warn_user
+from ..core.user_warnings import SEE_TRACEBACK, warn_user
 from ..errors import CacheMissError, InvalidInputError, NoWorkingConfigError, TuningWarning
 from ..measure.observers import unobserved, unpack_hook
 from ..measure.real_calls import RealCalls
@@ -263,7 +263,8 @@ class Dispatcher:
                 if raised_by_signal_handler(err):
                     raise
                 log.debug("tuning failed", exc_info=True)
-                self._warn(f"{self._door.name} is not tuned, its first config is run: {type(err).__name__}: {err}")
+                why = f"{type(err).__name__}: {err}; {SEE_TRACEBACK}"
+                self._warn(f"{self._door.name} is not tuned, its first config is run: {why}")
                 return undecided
             if found is None:
                 return undecided

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import linecache
 import re
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 import forecast_autotune
-from forecast_autotune.core.user_warnings import warn_user
+from forecast_autotune.core.user_warnings import SEE_TRACEBACK, warn_user
 
 PACKAGE = Path(forecast_autotune.__file__).parent
 
@@ -63,6 +65,16 @@ def test_a_line_is_warned_once_by_default_and_raises_where_asked() -> None:
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="slow"):
             warn_user("slow", UserWarning)
+
+
+def test_a_user_sees_the_traceback_by_what_a_warning_says() -> None:
+    program = (
+        f"{SEE_TRACEBACK.partition(': ')[2]}\n"
+        "try:\n    1 / 0\n"
+        "except ZeroDivisionError:\n    logging.getLogger('forecast_autotune.some').debug('failed', exc_info=True)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "ZeroDivisionError: division by zero" in ran.stderr
 
 
 def test_every_warning_of_the_package_is_given_there() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...core.budget import Budget
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
-from ...core.user_warnings import warn_user
+from ...core.user_warnings import SEE_TRACEBACK, warn_user
 from ...core.workload import Program
 from ...errors import TuningWarning
 from ...remote.mirror import mirror_folder
@@ -58,7 +58,8 @@ def stand_aside(why: Exception | str) -> None:
         if _aside:
             return
         _aside = reason
-    warn_user(f"torch.compile's candidates are left as Inductor lists them: {reason}", TuningWarning)
+    advice = "" if isinstance(why, str) else f"; {SEE_TRACEBACK}"
+    warn_user(f"torch.compile's candidates are left as Inductor lists them: {reason}{advice}", TuningWarning)
 
 
 @functools.cache

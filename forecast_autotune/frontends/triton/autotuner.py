@@ -268,8 +268,11 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         """A call without generated launch code: its key or its form is new, or its decision is provisional."""
         require_driver(self.fn)
         given = {**self._by_name(args), **kwargs}
-        if any(map(is_without_data, given.values())):
-            raise RuntimeError(f"kernel {self.name} is called with a tensor that has no data")
+        if without_data := [name for name, value in given.items() if is_without_data(value)]:
+            raise RuntimeError(
+                f"kernel {self.name} is called with {', '.join(without_data)}, which has no data: a config's pre_hook got "
+                "or made it while configs were compiled ahead; keep nothing of a pre_hook for later launches"
+            )
         named = {n: v for n, v in given.items() if n in self.arg_names}
         table = self.dispatcher.table
         version = table.version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -16,13 +17,15 @@ from ...compilers.triton_hash import begin_hashing
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.module_names import module_name
 from ...core.text import shown
-from ...core.user_warnings import warn_user
+from ...core.user_warnings import SEE_TRACEBACK, warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
 from ...settings import wants_inductor
 from ..inductor import hook
 
 if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
+
+log = logging.getLogger(__name__)
 
 ATTRIBUTE = "_forecast_autotuner"
 """Where a tuner of Triton's holds the `ReachedTuner` that decides for it, or why there is none."""
@@ -217,7 +220,10 @@ def _reach(kernel: Any) -> Any:
     except Exception as err:
         tuner = NotReached(f"it cannot be tuned here: {type(err).__name__}: {err}", packages)
         name = getattr(getattr(kernel, "base_fn", None), "__qualname__", repr(kernel))
-        warn_user(f"kernel {name} is left to Triton's own tuner: {type(err).__name__}: {err}", TuningWarning)
+        log.debug("kernel %s cannot be tuned", name, exc_info=True)
+        warn_user(
+            f"kernel {name} is left to Triton's own tuner: {type(err).__name__}: {err}; {SEE_TRACEBACK}", TuningWarning
+        )
     with lock:
         if _packages is not packages:  # chosen anew meanwhile: the next launch asks again
             return None

@@ -127,6 +127,15 @@ def test_a_hook_sees_copies_during_compiling_and_replaces_nothing() -> None:
     assert seen[0].device.type == "meta"
 
 
+def test_a_launch_on_what_a_hook_kept_names_the_argument_and_what_to_do() -> None:
+    kept: list[Any] = []
+    hooked = triton.Config({"BLOCK": 64}, pre_hook=lambda named: kept.append(named["x_ptr"]))
+    call = bound(tuned(configs=[hooked, *configs((128,))]), torch.ones(64), 64, 2.0)
+    call.arguments_of(call.job.space[0])
+    with playing(), pytest.raises(RuntimeError, match=r"with x_ptr, which has no data: .* keep nothing of a pre_hook"):
+        tuned()[(4,)](kept[0], 64, 2.0)
+
+
 @triton.jit
 def scale_by_pair(x_ptr, n, pair, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -469,7 +469,7 @@ def hook(*args: Any, **kwargs: Any) -> None:
     pass
 
 
-def test_a_tuner_that_cannot_be_read_is_left_to_triton_with_one_warning() -> None:
+def test_a_tuner_that_cannot_be_read_is_left_to_triton_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     class Odd:
         kwargs: dict[str, Any] = {}  # noqa: RUF012
         pre_hook = None
@@ -482,9 +482,11 @@ def test_a_tuner_that_cannot_be_read_is_left_to_triton_with_one_warning() -> Non
     kernel.cache[1000, "torch.float32"] = configs()[0]
     fa.install()
     with fa.rehearsal("H100", TIMES) as on:
-        with pytest.warns(fa.TuningWarning, match=r"scale is left to Triton's own tuner: .* is no triton.Config"):
+        warned = r"scale is left to Triton's own tuner: .* is no triton.Config.*; to see the traceback"
+        with pytest.warns(fa.TuningWarning, match=warned), caplog.at_level("DEBUG", "forecast_autotune"):
             call(kernel)
         call(kernel)
+    assert "Traceback" in caplog.text
     assert [config["BLOCK"] for _, config in on.launches] == [64]
     assert sum(on.launches.values()) == 2
 
