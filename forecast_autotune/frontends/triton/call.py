@@ -148,9 +148,7 @@ class TritonCall:
             options = {name: given.get(name) for name in OPTIONS}
             values = {name: plain_value(value) for name, value in {**kwargs, **options}.items()}
             if theirs.pre_hook is not None and Config(values) in own and own[Config(values)] != theirs:
-                values["ir_override"] = " ".join(
-                    str(v) for v in (options["ir_override"], plain_value(theirs.pre_hook)) if v
-                )
+                values = _told_apart_by_hook(values, theirs.pre_hook)
             own.setdefault(Config(values), theirs)
         return own
 
@@ -290,8 +288,21 @@ def _address(tensor: torch.Tensor) -> int:
         return 0
 
 
+def _told_apart_by_hook(values: Mapping[str, Value], hook: Callable[..., Any]) -> dict[str, Value]:
+    """The knobs of a config that differs from another in its hook alone: only a knob tells two configs apart in a store.
+
+    The hook's text joins `ir_override`, a text that every config names already: a knob more would change the digests of all.
+    It is for telling apart alone: launches and compilers take what Triton's own config sets.
+    """
+    return {**values, "ir_override": " ".join(str(v) for v in (values["ir_override"], plain_value(hook)) if v)}
+
+
 def by_knobs(theirs: Sequence[Any]) -> dict[Config, Any]:
-    """Triton's configs by ours, each with the knobs of all; of equal ones the first."""
+    """Triton's configs by ours, each with the knobs of all; of equal ones the first.
+
+    A job's own space is made otherwise, by `TritonCall`: these knobs join the space of the variant that calls the tuner,
+    where a hook tells no configs apart and an option that no config sets is no knob.
+    """
     knobs = [knobs_of(config) for config in theirs]
     names = dict.fromkeys(name for values in knobs for name in values)
     ours: dict[Config, Any] = {}
