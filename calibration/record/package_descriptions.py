@@ -146,18 +146,20 @@ def _candidates(theirs: Sequence[Any], configs: Sequence[Config]) -> list[Any]:
     """
     import triton
 
-    from forecast_autotune.compilers.triton_source import OPTIONS
+    from forecast_autotune.features.knob_roles import TRITON_OPTIONS
     from forecast_autotune.frontends.triton.kernel_program import plain_value
 
     def set_of(values: Mapping[str, Any]) -> Config:
         return Config({n: plain_value(v) for n, v in values.items() if v is not None and v != MISSING})
 
-    listed = {set_of({**c.kwargs, **{name: getattr(c, name, None) for name in OPTIONS}}): c for c in reversed(theirs)}
+    listed = {
+        set_of({**c.kwargs, **{name: getattr(c, name, None) for name in TRITON_OPTIONS}}): c for c in reversed(theirs)
+    }
     candidates = []
     for config in configs:
         knobs = set_of(config.knobs).knobs
-        options = {n: v for n, v in knobs.items() if n in OPTIONS}
-        made = triton.Config({n: v for n, v in knobs.items() if n not in OPTIONS}, **options)
+        options = {n: v for n, v in knobs.items() if n in TRITON_OPTIONS}
+        made = triton.Config({n: v for n, v in knobs.items() if n not in TRITON_OPTIONS}, **options)
         candidates.append(listed.get(Config(knobs), made))
     return candidates
 

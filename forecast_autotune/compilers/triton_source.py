@@ -13,9 +13,6 @@ from typing import Any
 from ..errors import AutotuneError, InvalidInputError
 from .triton_hash import wait_for_hash
 
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-"""What a Triton config sets beside the kernel's own parameters; None in one of them means that it is not set."""
-
 MAX_PACKED = 1024  # specializations that are kept of a kernel, at some 2 KB each
 MAX_LOWERED = 64  # sources whose first IRs are kept for further configs and keys, at some 100 KB each
 

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+from ..core.digest import Value
+
+TRITON_OPTIONS: Mapping[str, Value] = {
+    "num_warps": 4,
+    "num_stages": 3,
+    "num_ctas": 1,
+    "maxnreg": None,
+    "ir_override": None,
+}
+"""What a `triton.Config` sets beside the kernel's own parameters, and what holds where it does not or sets None."""
 
 VARIANT_KNOBS = ("variant", "source")
 """Knobs that say which of several texts a config runs: a callable of `fa.variants`, a source of `fa.load_inline`."""

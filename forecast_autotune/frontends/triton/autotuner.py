@@ -207,7 +207,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     @nargs.setter
     def nargs(self, named: dict[str, Any] | None) -> None:
-        """Set them for this thread."""
+        """Set them for this thread; not on a kernel that `install()` reaches, which a thread may be launching by Triton."""
         self._local.nargs = named
 
     @property

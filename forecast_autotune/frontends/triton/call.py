@@ -15,7 +15,7 @@ from ...compilers.no_compile import NoCompiler
 from ...compilers.triton_binding import bind_call, defaults_of
 from ...compilers.triton_compile import TritonCompiler
 from ...compilers.triton_pool import WorkerPool
-from ...compilers.triton_source import OPTIONS, gpu_target, heuristic_names, is_tritons_own, jit_function
+from ...compilers.triton_source import gpu_target, heuristic_names, is_tritons_own, jit_function
 from ...core.config import Config
 from ...core.digest import Value
 from ...core.hardware import Hardware
@@ -26,6 +26,7 @@ from ...core.space import Space
 from ...core.workload import Workload
 from ...errors import InvalidInputError
 from ...features.hardware_sheets import device_properties, target_of
+from ...features.knob_roles import TRITON_OPTIONS
 from ...features.launch_features import Call, describe_call, knob_roles, launch_features, work_of
 from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 BY_LAUNCHER = "by the launcher"
 """The value of a knob that some configs leave to a class between the tuner and the kernel."""
 
-ALIGNED = 16  # bytes: Triton asks of an address whether so many divide it, and no more
+TRITON_ALIGNMENT = 16  # bytes: Triton asks of an address whether so many divide it, and no more
 
 
 class TritonCall:
@@ -136,7 +137,7 @@ class TritonCall:
         Every config names all five options, so that timings of a config stay with it whatever others are in the list.
         """
         every = [c.all_kwargs() for c in candidates]  # a class derived from Triton's may add to `kwargs` there
-        names = dict.fromkeys(name for values in every for name in values if name not in OPTIONS)
+        names = dict.fromkeys(name for values in every for name in values if name not in TRITON_OPTIONS)
         own: dict[Config, Any] = {}
         for theirs, given in zip(candidates, every, strict=True):
             if conflicts := self.kwargs.keys() & theirs.kwargs.keys():
@@ -145,7 +146,7 @@ class TritonCall:
                     "with them, and its configs set them."
                 )
             kwargs = {name: given[name] if name in given else self._missing(name) for name in names}
-            options = {name: given.get(name) for name in OPTIONS}
+            options = {name: given.get(name) for name in TRITON_OPTIONS}
             values = {name: plain_value(value) for name, value in {**kwargs, **options}.items()}
             if theirs.pre_hook is not None and Config(values) in own and own[Config(values)] != theirs:
                 values = _told_apart_by_hook(values, theirs.pre_hook)
@@ -215,7 +216,7 @@ class TritonCall:
             if name in self.spec.arg_names:
                 if isinstance(value, torch.Tensor):
                     values.update({f"{name}_{d}": int(n) for d, n in enumerate(value.shape)})
-                    if address := _address(value) % ALIGNED:
+                    if address := _address(value) % TRITON_ALIGNMENT:
                         values[f"{name} alignment"] = address & -address
                 elif value is None or isinstance(value, (bool, int, float, str)):
                     values[name] = plain_value(value)

@@ -15,12 +15,13 @@ from triton import knobs
 from triton.backends import backends
 from triton.runtime.autotuner import Config as TritonConfig
 
-from ...compilers.triton_source import OPTIONS, is_tritons_own
+from ...compilers.triton_source import is_tritons_own
 from ...core.config import Config
 from ...core.space import Space
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
+from ...features.knob_roles import TRITON_OPTIONS
 
 _refused: ContextVar[bool] = ContextVar("misspelt parameters are refused", default=False)
 
@@ -88,8 +89,8 @@ def _check_class(name: str, config: Any) -> None:
 
 
 def _as_written(values: Mapping[str, Any]) -> str:
-    options = "".join(f", {n}={v!r}" for n, v in values.items() if n in OPTIONS)
-    return f"triton.Config({ {n: v for n, v in values.items() if n not in OPTIONS}!r}{options})"
+    options = "".join(f", {n}={v!r}" for n, v in values.items() if n in TRITON_OPTIONS)
+    return f"triton.Config({ {n: v for n, v in values.items() if n not in TRITON_OPTIONS}!r}{options})"
 
 
 def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
@@ -101,7 +102,7 @@ def _check_names(name: str, fn: Any, configs: Sequence[Any]) -> None:
     parameters = list(getattr(fn, "arg_names", ()))
     as_given = (each for each in configs if type(each).all_kwargs is TritonConfig.all_kwargs)
     for config, knob in ((each, knob) for each in as_given for knob in each.kwargs):
-        if knob in parameters or knob in OPTIONS or knob in _backend_options():
+        if knob in parameters or knob in TRITON_OPTIONS or knob in _backend_options():
             continue
         nearest = _nearest(knob, [p for p in parameters if p not in config.kwargs])
         if nearest is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner
@@ -58,7 +57,6 @@ class ReachedTuner(ForecastAutotuner):
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._positional = threading.local()
         self._set_own_state(kernel.configs)
         self.dispatcher = Dispatcher(
             TritonDoor(self), default_budget=DEFAULT_BUDGET, times_mean_nothing=times_mean_nothing
@@ -90,16 +88,6 @@ class ReachedTuner(ForecastAutotuner):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _nothing, ()  # a kernel that is copied or pickled gets its own at its first launch
-
-    @property
-    def nargs(self) -> dict[str, Any] | None:
-        """As of any tuner of ours; the kernel's `nargs` are these, in this thread."""
-        return getattr(self._positional, "named", None)
-
-    @nargs.setter
-    def nargs(self, named: dict[str, Any] | None) -> None:
-        """Set them for this thread. Not on the kernel: a thread may be in Triton's own launch of it, which reads them."""
-        self._positional.named = named
 
     @property
     def user_do_bench(self) -> Any:  # type: ignore[override]  # a property alone

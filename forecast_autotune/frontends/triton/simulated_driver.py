@@ -271,12 +271,12 @@ def _launcher(rehearsal: Rehearsal, source: Any, metadata: Any) -> Callable[...,
     It takes the grid's three sizes, stream, function, packed metadata, launch metadata, both hooks, then the kernel's
     arguments.
     """
-    from ...compilers.triton_source import OPTIONS
+    from ...features.knob_roles import TRITON_OPTIONS
 
     names = tuple(getattr(getattr(source, "fn", None), "arg_names", ()))
     options = {name: value for name, value in metadata._asdict().items() if is_scalar(value)}
     constants = [names[path[0]] for path in source.constants if len(path) == 1 and path[0] < len(names)]
-    shown = (*constants, *(name for name in OPTIONS if options.get(name) is not None))
+    shown = (*constants, *(name for name in TRITON_OPTIONS if options.get(name) is not None))
     kernel = source.name
 
     def launch(*given: Any) -> None:

@@ -13,13 +13,13 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.autotuner import Config as TritonConfig
 from triton.runtime.jit import JITFunction
 
-from ...compilers.triton_source import OPTIONS
 from ...core.config import Config
 from ...core.space import Space
 from ...core.syntax import parsed
 from ...core.text import shown
 from ...core.user_warnings import warn_user
 from ...errors import InvalidInputError, TuningWarning
+from ...features.knob_roles import TRITON_OPTIONS
 from ...measure.clocks import TIMINGS
 
 
@@ -130,7 +130,7 @@ def listed_configs(kernel: str, configs: Sequence[Any] | None, space: Space | No
 
 
 def _triton_config(config: Config) -> Any:
-    options = {n: v for n, v in config.knobs.items() if n in OPTIONS}
+    options = {n: v for n, v in config.knobs.items() if n in TRITON_OPTIONS}
     return TritonConfig({n: v for n, v in config.knobs.items() if n not in options}, **options)
 
 

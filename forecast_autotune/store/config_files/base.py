@@ -16,15 +16,13 @@ from ...core.job import Job
 from ...core.text import shown
 from ...core.workload import Workload
 from ...errors import InvalidInputError
+from ...features.knob_roles import TRITON_OPTIONS
 from ..encoding import Json, from_text
 from ..rows import TuningKey
 from ..textfile import read_text, write_lines
 
 MAX_FILE_BYTES = 2**22
 """Of one config file: the largest that vLLM 0.33 and SGLang 0.5.23 ship has 5 KB."""
-
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override")
-"""What a `triton.Config` sets beside the kernel's own parameters."""
 
 VARIANT = "variant"
 """The knob by which `fa.variants` tells its callables apart."""
@@ -246,6 +244,6 @@ def checked_knobs(value: object, what: str) -> dict[str, Value]:
 
 def own_knobs(config: Config) -> dict[str, Value]:
     """A config's knobs as a file has them: without options of Triton that hold their default, and which variant it is."""
-    unset: dict[str, Value] = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
+    unset = {name: TRITON_OPTIONS[name] for name in ("num_ctas", "maxnreg", "ir_override")}
     own = {name: value for name, value in config.knobs.items() if name != VARIANT}
     return {name: value for name, value in own.items() if not (name in unset and value in (None, unset[name]))}

@@ -18,8 +18,9 @@ from ...core.job import Job
 from ...core.text import shown
 from ...core.workload import Workload
 from ...errors import InvalidInputError
+from ...features.knob_roles import TRITON_OPTIONS
 from ..encoding import KEY_DEPTH, Json
-from .base import OPTIONS, ConfigFile, Export, ImportedFiles, Tuned, Where, checked_knobs, function_of, read_object
+from .base import ConfigFile, Export, ImportedFiles, Tuned, Where, checked_knobs, function_of, read_object
 
 MAX_ENTRIES = 100_000
 
@@ -148,13 +149,12 @@ def _encode(config: Config) -> Json:
     """A config in the form of `triton.Config`'s fields."""
     kwargs: Json = {}
     for name, value in config.knobs.items():
-        if name in OPTIONS or value in _BY_OTHERS:
+        if name in TRITON_OPTIONS or value in _BY_OTHERS:
             continue
         if value is None:
             raise InvalidInputError(f"its config leaves {name} open, and a file must set every knob")
         kwargs[name] = value
-    options = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, "maxnreg": None, "ir_override": None}
-    given = {name: config.knobs.get(name, default) for name, default in options.items()}
+    given = {name: config.knobs.get(name, default) for name, default in TRITON_OPTIONS.items()}
     if given["ir_override"] is not None:
         raise InvalidInputError("its config is told apart by a hook or an ir_override, which no file can hold")
     return {"kwargs": kwargs, **given}
@@ -166,7 +166,7 @@ def _flat(value: object, what: str) -> dict[str, Value]:
         raise InvalidInputError(
             f"{what} has the config {shown(value)}: it is an object with kwargs, num_warps, num_stages"
         )
-    options = {name: value[name] for name in OPTIONS if value.get(name) is not None}
+    options = {name: value[name] for name in TRITON_OPTIONS if value.get(name) is not None}
     return checked_knobs({**value["kwargs"], **options}, f"{what} config")
 
 
