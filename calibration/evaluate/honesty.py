@@ -18,7 +18,7 @@ from forecast_autotune.evaluation.scores import (
     score_forecasts,
     score_trust,
 )
-from forecast_autotune.evaluation.scores.mixtures import Mixtures
+from forecast_autotune.features.forecast_mixtures import Mixtures
 from forecast_autotune.features.kernel_kinds import kernel_kind
 
 from .benchmark import Entry, Row, case

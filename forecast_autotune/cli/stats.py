@@ -18,8 +18,9 @@ from .output import print_facts, print_json
 
 if TYPE_CHECKING:
     from ..core.sigma_scale import SigmaScale
-    from ..evaluation.scores import ForecastScores, Lessons, TrustScores
+    from ..evaluation.scores import ForecastScores, TrustScores
     from ..store.stats import StoreStats
+    from ..surrogates.lessons import Lessons
 
 HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor
@@ -50,7 +51,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
-    from ..evaluation.scores import lessons_of, score_pairs, score_trust
+    from ..evaluation.scores import score_pairs, score_trust
+    from ..surrogates.lessons import lessons_of
 
     store = store_of(arguments)
     if is_missing(store, {} if arguments.json else None):

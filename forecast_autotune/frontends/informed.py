@@ -15,12 +15,12 @@ from ..core.job import Job
 from ..core.text import error_text
 from ..core.user_warnings import warn_once
 from ..errors import InvalidInputError, TuningWarning
-from ..evaluation.scores import Lessons, lessons_of
 from ..protocols import Store, Surrogate
 from ..settings import PREFIX
 from ..store.sqlite import SqliteStore
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.learned import Learned
+from ..surrogates.lessons import Lessons, lessons_of
 from ..surrogates.prior import held_prior
 from ..surrogates.recalibrated import Recalibrated
 from .request import Request

@@ -10,9 +10,10 @@ from contracts.store_contract import SPACE, a_job, a_measurement
 
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.space import Space
-from forecast_autotune.evaluation.scores import discovery, member_scores, recalibration, score_forecasts, score_trust
+from forecast_autotune.evaluation.scores import discovery, score_forecasts, score_trust
 from forecast_autotune.features.forecast_columns import Component, ForecastTable
 from forecast_autotune.store.sqlite import SqliteStore
+from forecast_autotune.surrogates.lessons import member_scores, recalibration
 
 pytestmark = pytest.mark.thorough  # speed itself is for `make bench`
 

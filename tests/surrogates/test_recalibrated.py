@@ -17,7 +17,7 @@ from forecast_autotune.core.forecast import Abstention, Forecast, Normal
 from forecast_autotune.core.job import Job
 from forecast_autotune.core.sigma_scale import SigmaScale
 from forecast_autotune.evaluation.recorded_space import RecordedSpace
-from forecast_autotune.evaluation.scores import recalibration, score_forecasts, score_trust
+from forecast_autotune.evaluation.scores import score_forecasts, score_trust
 from forecast_autotune.evaluation.traces import read_trace
 from forecast_autotune.features.forecast_columns import ForecastTable
 from forecast_autotune.measure.replay import Replay
@@ -26,6 +26,7 @@ from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.base import BaseSession, StatelessSurrogate, WrappedSurrogate
 from forecast_autotune.surrogates.blend import Blend
 from forecast_autotune.surrogates.history import History
+from forecast_autotune.surrogates.lessons import recalibration
 from forecast_autotune.surrogates.recalibrated import Recalibrated
 from forecast_autotune.surrogates.roofline import Roofline
 from forecast_autotune.tuning.loop import tune

@@ -5,23 +5,18 @@ from __future__ import annotations
 from .bins import ForecastScores, against_median, bin_probabilities, score_forecasts, score_pairs, score_probabilities
 from .confidence import FifthErrors, RiskCoverage, risk_coverage
 from .discovery import Discovery, discovery
-from .live import Lessons, lessons_of, member_scores, recalibration
 from .trust import TrustScores, rank_correlation, score_trust, spearman
 
 __all__ = [
     "Discovery",
     "FifthErrors",
     "ForecastScores",
-    "Lessons",
     "RiskCoverage",
     "TrustScores",
     "against_median",
     "bin_probabilities",
     "discovery",
-    "lessons_of",
-    "member_scores",
     "rank_correlation",
-    "recalibration",
     "risk_coverage",
     "score_forecasts",
     "score_pairs",

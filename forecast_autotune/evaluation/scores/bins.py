@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...core.forecast import BIN_EDGES_LOG2, Abstention, Forecast
-from .mixtures import Mixtures, checked
+from ...features.forecast_mixtures import Mixtures
+from .checks import checked
 
 if TYPE_CHECKING:
     import numpy as np

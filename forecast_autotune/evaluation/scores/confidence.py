@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...core.forecast import Abstention, Forecast
+from ...features.forecast_mixtures import Mixtures
 from .bins import bins_of, probabilities_of
-from .mixtures import Mixtures, checked
+from .checks import checked
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,8 +11,9 @@ from ...core.forecast import Abstention, Forecast
 from ...core.space import Space
 from ...errors import InvalidInputError
 from ...features.forecast_columns import normal_cdf
+from ...features.forecast_mixtures import NARROWEST, Mixtures
 from ...features.knob_matrix import knob_matrix
-from .mixtures import NARROWEST, Mixtures, checked
+from .checks import checked
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...core.forecast import Abstention, Forecast
+from ...features.forecast_mixtures import Mixtures
+from .checks import checked
 from .confidence import confidence_and_error, curve_of, fifths_of
-from .mixtures import Mixtures, checked
 
 if TYPE_CHECKING:
     import numpy as np

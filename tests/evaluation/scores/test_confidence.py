@@ -9,8 +9,9 @@ import pytest
 from forecast_autotune.core.forecast import Abstention, Forecast
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.scores import FifthErrors, risk_coverage, score_forecasts, score_trust
+from forecast_autotune.evaluation.scores.checks import checked
 from forecast_autotune.evaluation.scores.confidence import confidence_and_error, fifths_of
-from forecast_autotune.evaluation.scores.mixtures import Mixtures, checked
+from forecast_autotune.features.forecast_mixtures import Mixtures
 
 SILENT = Abstention("s", "no idea")
 

@@ -14,10 +14,11 @@ from forecast_autotune.evaluation.scores import (
     score_forecasts,
     score_trust,
 )
+from forecast_autotune.evaluation.scores.checks import checked
 from forecast_autotune.evaluation.scores.confidence import confidence_and_error
-from forecast_autotune.evaluation.scores.mixtures import Mixtures, checked
 from forecast_autotune.evaluation.scores.trust import regrets_of
 from forecast_autotune.features.forecast_columns import Component, ForecastTable
+from forecast_autotune.features.forecast_mixtures import Mixtures
 
 SILENT = Abstention("s", "no idea")
 FAILED = -math.inf

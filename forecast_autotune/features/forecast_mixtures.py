@@ -1,4 +1,4 @@
-"""Forecasts as arrays of bells: what the scores compute on."""
+"""Forecasts as arrays of bells: what scores and the lessons of a store's record compute on."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...core.forecast import Abstention, Forecast
-from ...errors import InvalidInputError
-from ...features.forecast_columns import ForecastTable, normal_cdf
+from ..core.forecast import Abstention, Forecast
+from .forecast_columns import ForecastTable, normal_cdf
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,21 +109,3 @@ class Mixtures:
             z = (places[heard] - mean[heard, None]) / np.maximum(sigma[heard, None], NARROWEST)
             below[heard] += weight[heard, None] * normal_cdf(z)
         return below.reshape(at.shape)
-
-
-def checked(forecasts: Sequence[Forecast | Abstention], measured: Sequence[float]) -> Array:
-    """The measured log2 speed-ups as an array.
-
-    Raises:
-        InvalidInputError: not one for each forecast, none at all, or one that is NaN or plus infinity.
-    """
-    import numpy as np
-
-    truth = np.asarray(measured, dtype=float)
-    if len(forecasts) != truth.size or truth.size == 0:
-        raise InvalidInputError(
-            f"{len(forecasts)} forecasts for {truth.size} outcomes: give as many of each, at least one"
-        )
-    if np.isnan(truth).any() or np.isposinf(truth).any():
-        raise InvalidInputError("a measured log2 speed-up is NaN or infinite: give a number, or -inf for a failure")
-    return truth

@@ -27,9 +27,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...core.forecast import Forecast
-from ...core.sigma_scale import SigmaScale
-from .mixtures import NARROWEST, Mixtures
+from ..core.forecast import Forecast
+from ..core.sigma_scale import SigmaScale
+from ..features.forecast_mixtures import NARROWEST, Mixtures
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ import pytest
 
 from forecast_autotune.core.forecast import Forecast, Normal
 from forecast_autotune.core.sigma_scale import SigmaScale
-from forecast_autotune.evaluation.scores import member_scores, recalibration
+from forecast_autotune.surrogates.lessons import member_scores, recalibration
 
 FAILED = -math.inf
 
