@@ -91,7 +91,7 @@ def describe_trace(path: Path) -> DescribeReport:
     for line, value, described in zip(lines, values, descriptions_of, strict=True):
         bare = line if value.pop(FIELD, None) is None else to_text(value)
         written.append(
-            f"{bare[:-1]},{to_text({FIELD: encoding.encode_described(described)})[1:]}" if described else bare
+            f"{bare[:-1]},{to_text({FIELD: encoding.encode_static_features(described)})[1:]}" if described else bare
         )
     if written != [first, *lines]:
         mode = path.stat().st_mode

@@ -13,13 +13,13 @@ ARITHMETIC_BETWEEN = 0.004  # operations by elements for each of products: atten
 SEVERAL_TILES = 8.0  # bytes loaded for each element of the largest tile: layer_norm in one go has 6
 
 
-def kernel_kind(described: Iterable[Mapping[str, float]]) -> str:
+def kernel_kind(static_features: Iterable[Mapping[str, float]]) -> str:
     """One of `KINDS`, by the first config that is described.
 
     Args:
-        described: of each config, as `Job.static_features`.
+        static_features: of each config, as `Job.static_features`.
     """
-    features = next((each for each in described if each), None)
+    features = next((each for each in static_features if each), None)
     if features is None:
         return "not described"
     flops, tile = features.get("flops", 0.0), features.get("tile_elements", 0.0)

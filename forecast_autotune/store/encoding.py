@@ -299,12 +299,12 @@ def names_tensors(workload: Workload) -> bool:
     return any(name.rpartition("_")[2].isdecimal() for name in workload.features)
 
 
-def encode_described(described: Mapping[str, float]) -> Json:
+def encode_static_features(features: Mapping[str, float]) -> Json:
     """A config's static features to six digits, enough for estimates; any that is not finite is left out."""
-    return {name: float(f"{value:.6g}") for name, value in described.items() if math.isfinite(value)}
+    return {name: float(f"{value:.6g}") for name, value in features.items() if math.isfinite(value)}
 
 
-def decode_described(value: object, what: str = "described") -> dict[str, float]:
+def decode_static_features(value: object, what: str = "described") -> dict[str, float]:
     """A config's static features: finite numbers by name."""
     data = fields(value, what)
     return {

@@ -111,7 +111,11 @@ def encode_run(run: Run, encode_program: Callable[[Program], Json] = encoding.en
                 "outcome": encoding.encode_outcome(stored.outcome),
                 "forecast": encoding.encode_forecast(stored.forecast),
                 "recorded_at": stored.recorded_at,
-                **({"described": encoding.encode_described(stored.described)} if stored.described else {}),
+                **(
+                    {"described": encoding.encode_static_features(stored.static_features)}
+                    if stored.static_features
+                    else {}
+                ),
             }
             for stored in run.outcomes
         ],
@@ -232,17 +236,17 @@ def _decode_run(data: Json, tuning_key: TuningKey) -> Run:
                 default=default,
                 run=run,
                 recorded_at=encoding.number_field(given, "recorded_at", what),
-                described=_description(given, what, tuning_key.workload),
+                static_features=_static_features(given, what, tuning_key.workload),
             )
         )
     return Run(tuning_key=tuning_key, outcomes=tuple(outcomes))
 
 
-def _description(given: Mapping[str, object], what: str, workload: Workload) -> dict[str, float]:
+def _static_features(given: Mapping[str, object], what: str, workload: Workload) -> dict[str, float]:
     """Static features, without those that earlier versions derived of a Triton call without its arguments: these mislead."""
-    described = encoding.decode_described(given.get("described", {}), f"{what}'s description")
-    blind = workload.program.language == "triton" and "unique_bytes" not in described
-    return {} if blind and encoding.names_tensors(workload) else described
+    features = encoding.decode_static_features(given.get("described", {}), f"{what}'s description")
+    blind = workload.program.language == "triton" and "unique_bytes" not in features
+    return {} if blind and encoding.names_tensors(workload) else features
 
 
 def _decode_decided(data: Json, tuning_key: TuningKey) -> Decided:

@@ -44,13 +44,13 @@ def keep_outcome(
     recorded_at = stored.recorded_at if from_elsewhere else _not_before_others(connection, ids, stored.recorded_at)
     value = to_short_text(encoding.encode_outcome(stored.outcome))
     default = _text_id(connection, stored.default.text)
-    described = to_text(encoding.encode_described(stored.described)) if stored.described else None
+    features = to_text(encoding.encode_static_features(stored.static_features)) if stored.static_features else None
     if earlier is None:
         inserted = connection.execute(
             "INSERT INTO outcome"
             " (workload, hardware, toolchain, config, run, default_config, value, recorded_at, described)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*row, default, value, recorded_at, described),
+            (*row, default, value, recorded_at, features),
         )
         _keep_forecast(connection, inserted.lastrowid, stored)
         return True
@@ -62,7 +62,7 @@ def keep_outcome(
     connection.execute(
         "UPDATE outcome SET value = ?, default_config = ?, recorded_at = ?, described = coalesce(?, described)"
         " WHERE id = ?",
-        (value, default, recorded_at, described, number),
+        (value, default, recorded_at, features, number),
     )
     return True
 
@@ -110,7 +110,7 @@ def stored_outcomes(connection: sqlite3.Connection, ids: Ids, complain: Complain
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, outcome.id",
         ids,
     ).fetchall()
-    for number, config, value, forecast, default, run, recorded_at, described in selected:
+    for number, config, value, forecast, default, run, recorded_at, features in selected:
         what = f"outcome {number}"
         try:
             yield StoredOutcome(
@@ -120,15 +120,15 @@ def stored_outcomes(connection: sqlite3.Connection, ids: Ids, complain: Complain
                 default=encoding.decode_config(from_text(default, what), what),
                 run=encoding.text_field({"run": run}, "run", what),
                 recorded_at=encoding.number_field({"recorded_at": recorded_at}, "recorded_at", what),
-                described=decode_description(described, what),
+                static_features=_static_features(features, what),
             )
         except InvalidInputError as err:
             complain(str(err))
 
 
-def decode_description(text: object, what: str) -> dict[str, float]:
+def _static_features(text: object, what: str) -> dict[str, float]:
     """A config's static features from a row's text; none where it is NULL."""
-    return {} if text is None else encoding.decode_described(from_text(text, what), f"{what}: described")
+    return {} if text is None else encoding.decode_static_features(from_text(text, what), f"{what}: described")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +136,12 @@ class PlaceOutcomes:
     """The newest outcome of each config of one tuning key, with the configs' static features."""
 
     outcomes: dict[Config, Outcome] = field(default_factory=dict)
-    described: dict[Config, Mapping[str, float]] = field(default_factory=dict)
+    static_features: dict[Config, Mapping[str, float]] = field(default_factory=dict)
     default: Config | None = None  # of the newest run
 
 
 def newest_outcomes(
-    connection: sqlite3.Connection, ids: Ids, complain: Complain, *, limit: int = -1, described: bool = False
+    connection: sqlite3.Connection, ids: Ids, complain: Complain, *, limit: int = -1, with_features: bool = False
 ) -> PlaceOutcomes:
     """The newest outcome of each config of one tuning key.
 
@@ -155,16 +155,16 @@ def newest_outcomes(
 
     Args:
         limit: read so many rows, the oldest: the default is measured first, and the others say little without it.
-        described: read the configs' static features too.
+        with_features: read the configs' static features too.
     """
     newest = _Newest()
-    descriptions: dict[Config, tuple[str, str]] = {}
+    features_of: dict[Config, tuple[str, str]] = {}  # as text
     selected = connection.execute(
         f"SELECT id, {text_of('config')}, value, {text_of('default_config')}, described, run FROM outcome"  # noqa: S608  # ours
         " WHERE workload = ? AND hardware = ? AND toolchain = ? ORDER BY recorded_at, id LIMIT ?",
         (*ids, limit),
     ).fetchall()
-    for number, config_text, value, default_text, description, run in selected:
+    for number, config_text, value, default_text, features_text, run in selected:
         what = f"outcome {number}"
         try:
             config = encoding.decode_config(from_text(config_text, what), what)
@@ -172,25 +172,25 @@ def newest_outcomes(
         except InvalidInputError as err:
             complain(str(err))
             continue
-        if description is not None:
-            descriptions[config] = description, what
+        if features_text is not None:
+            features_of[config] = features_text, what
         newest.add(config, outcome, text=config_text, default_text=default_text, run=run)
     if newest.default_text is None:
         return PlaceOutcomes()
     outcomes = newest.on_one_scale()
     features: dict[Config, Mapping[str, float]] = {}
     default = None
-    for config in outcomes if described else ():
-        if config in descriptions:
+    for config in outcomes if with_features else ():
+        if config in features_of:
             try:
-                features[config] = decode_description(*descriptions[config])
+                features[config] = _static_features(*features_of[config])
             except InvalidInputError as err:
                 complain(str(err))
     try:
         default = encoding.decode_config(from_text(newest.default_text, "default"), "default")
     except InvalidInputError as err:
         complain(str(err))
-    return PlaceOutcomes(outcomes=outcomes, described=features, default=default)
+    return PlaceOutcomes(outcomes=outcomes, static_features=features, default=default)
 
 
 class _Newest:

@@ -154,7 +154,7 @@ class StoreFile:
     def recordings(self) -> list[Recording]:
         """All outcomes by where they were measured, with the configs' static features: to learn from."""
         with reading(self.path) as connection:
-            return newest_recordings(connection, lambda _: True, math.inf, self.unreadable.append, described=True)
+            return newest_recordings(connection, lambda _: True, math.inf, self.unreadable.append, with_features=True)
 
     def pending(self) -> list[Pending]:
         """Keys met where measuring was not allowed and not measured since, the one met last first."""

@@ -96,7 +96,7 @@ def recording_at(
     limit: int = -1,
 ) -> Recording | None:
     """The newest outcomes of a tuning key, from so many of its rows; None where there are none, or no default is known."""
-    newest = newest_outcomes(connection, ids, complain, limit=limit, described=True)
+    newest = newest_outcomes(connection, ids, complain, limit=limit, with_features=True)
     if not newest.outcomes or newest.default is None:
         return None
     return Recording(
@@ -105,7 +105,7 @@ def recording_at(
         toolchain=tuning_key.toolchain,
         default=newest.default,
         outcomes=newest.outcomes,
-        static_features=newest.described,
+        static_features=newest.static_features,
     )
 
 
@@ -153,11 +153,11 @@ def newest_recordings(
     most: float,
     complain: Complain,
     *,
-    described: bool = False,
+    with_features: bool = False,
 ) -> list[Recording]:
-    """The `most` newest outcomes of tuning keys that fit; with `described`, the configs' static features too."""
+    """The `most` newest outcomes of tuning keys that fit; with `with_features`, the configs' static features too."""
     rows = connection.execute(f"{_ROWS} ORDER BY outcome.id DESC")
-    return _recordings(connection, rows, fits, most, complain, described=described)
+    return _recordings(connection, rows, fits, most, complain, with_features=with_features)
 
 
 def _recordings(
@@ -167,7 +167,7 @@ def _recordings(
     most: float,
     complain: Complain,
     *,
-    described: bool = False,
+    with_features: bool = False,
 ) -> list[Recording]:
     """The first rows of tuning keys that fit, so many at most; of a config's outcomes under one key the first one counts.
 
@@ -177,7 +177,7 @@ def _recordings(
     by_ids: dict[tuple[int, int, int], Recording | None] = {}  # None: a key that does not fit, or cannot be read
     outcomes: dict[tuple[int, int, int], dict[Config, Outcome]] = {}
     features: dict[tuple[int, int, int], dict[Config, Mapping[str, float]]] = {}
-    for number, workload, hardware, toolchain, config_text, default_text, value, description in rows:
+    for number, workload, hardware, toolchain, config_text, default_text, value, features_text in rows:
         ids, what = (workload, hardware, toolchain), f"outcome {number}"
         try:
             if ids not in by_ids:
@@ -199,8 +199,8 @@ def _recordings(
                 outcome = encoding.decode_outcome(from_text(value, what), what)
                 if not (isinstance(outcome, Failure) and outcome.transient):
                     outcomes[ids][config] = outcome
-                    if described and description is not None:
-                        features[ids][config] = encoding.decode_described(from_text(description, what), what)
+                    if with_features and features_text is not None:
+                        features[ids][config] = encoding.decode_static_features(from_text(features_text, what), what)
         except InvalidInputError as err:
             complain(str(err))
         most -= 1

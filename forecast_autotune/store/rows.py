@@ -48,10 +48,7 @@ class TuningKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOutcome:
-    """An outcome with its config, the run it belongs to, and the forecast that preceded it.
-
-    `described` holds the config's static features, known without compiling; see `Job.static_features`.
-    """
+    """An outcome with its config, the run it belongs to, the forecast that preceded it, and the config's static features."""
 
     config: Config
     outcome: Outcome
@@ -59,7 +56,7 @@ class StoredOutcome:
     default: Config
     run: str
     recorded_at: float  # seconds since the epoch
-    described: Mapping[str, float] = field(default_factory=dict)
+    static_features: Mapping[str, float] = field(default_factory=dict)  # see `Job.static_features`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

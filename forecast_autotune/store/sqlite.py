@@ -185,7 +185,7 @@ class SqliteStore:
             default=job.space.default,
             run=run,
             recorded_at=rows.now(),
-            described=job.static_features[job.space.index(config)]
+            static_features=job.static_features[job.space.index(config)]
             if job.static_features and config in job.space
             else {},
         )

@@ -171,7 +171,7 @@ def _newest(connection: sqlite3.Connection, complain: Complain) -> _JudgedOutcom
         newest = newest_of(connection, (workload, hardware, toolchain), complain)
         pairs = _pairs_of(newest)
         judged.pairs += pairs
-        judged.kinds += [kernel_kind(stored.described for stored in newest)] * len(pairs)
+        judged.kinds += [kernel_kind(stored.static_features for stored in newest)] * len(pairs)
         if hardware in known:
             measured = (s.outcome for s in newest if isinstance(s.outcome, Measurement))
             judged.measurements.setdefault(known[hardware].name, []).extend(measured)

@@ -215,7 +215,7 @@ def test_rows_of_an_older_schema_lack_features_and_newer_rows_have_them(tmp_path
     before = {} if older else {SPACE[1]: {"programs": 64.0, "waves": 0.484848}}
     only_read = StoreFile(tmp_path)
     detail = only_read.detail(only_read.decisions()[0])
-    assert {t.config: t.described for t in detail.touched if t.described} == before
+    assert {t.config: t.static_features for t in detail.touched if t.static_features} == before
     assert only_read.unreadable == []
     assert (tmp_path / "store.sqlite3").read_bytes() == sample.read_bytes()
     with SqliteStore(tmp_path) as store:
@@ -873,7 +873,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, faults: Ledger) -> None
 
 DECODERS = (
     encoding.decode_config, encoding.decode_hardware, encoding.decode_toolchain, encoding.decode_forecast,
-    encoding.decode_described, encoding.decode_outcome, encoding.decode_answer, encoding.decode_decision,
+    encoding.decode_static_features, encoding.decode_outcome, encoding.decode_answer, encoding.decode_decision,
     encoding.decode_program,
 )  # fmt: skip
 

@@ -84,8 +84,8 @@ def _own_lines(recording: Recording, knobs: list[str], recorded: Mapping[str, ob
         line: Json = {"config": {knob: config[knob] for knob in knobs}}
         encoded = encoding.encode_outcome(outcome)
         line |= {"failure": encoded} if isinstance(outcome, Failure) else encoded
-        if described := recording.static_features.get(config):
-            line["described"] = encoding.encode_described(described)
+        if features := recording.static_features.get(config):
+            line["described"] = encoding.encode_static_features(features)
         yield to_text(line)
 
 
@@ -105,14 +105,14 @@ def read_jsonl(path: Path, header: Json, rest: str) -> Recording:
     knobs = encoding.list_field(header, "knobs", what)
     default = encoding.decode_config(header.get("default"), f"{what}: default")
     check_knobs(default, knobs, what)
-    outcomes, described = _read_configs(path, knobs, rest)
+    outcomes, static_features = _read_configs(path, knobs, rest)
     return Recording(
         workload=encoding.decode_workload(header.get("workload"), program, f"{what}: workload"),
         hardware=encoding.decode_hardware(header.get("hardware"), f"{what}: hardware"),
         toolchain=encoding.decode_toolchain(header.get("toolchain"), f"{what}: toolchain"),
         default=default,
         outcomes=outcomes,
-        static_features=described,
+        static_features=static_features,
     )
 
 
@@ -121,7 +121,7 @@ def _read_configs(
 ) -> tuple[dict[Config, Outcome], dict[Config, Mapping[str, float]]]:
     """The outcome of each config and, where its line has one, its description."""
     outcomes: dict[Config, Outcome] = {}
-    described: dict[Config, Mapping[str, float]] = {}
+    static_features: dict[Config, Mapping[str, float]] = {}
     repeated = 0
     lines = rest.split("\n")
     for number, line in enumerate(lines, start=2):
@@ -144,6 +144,6 @@ def _read_configs(
             raise InvalidInputError(f"{what}: failure has no stage")
         outcomes[config] = encoding.decode_outcome(value if failure is None else failure, what)
         if "described" in value:
-            described[config] = encoding.decode_described(value["described"], f"{what}: described")
+            static_features[config] = encoding.decode_static_features(value["described"], f"{what}: described")
     warn_about_repeated(path, repeated)
-    return outcomes, described
+    return outcomes, static_features

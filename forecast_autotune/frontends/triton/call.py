@@ -106,10 +106,10 @@ class TritonCall:
     def _make_job(self) -> Job:
         configs = list(self._theirs)
         roles = self.spec.roles
-        described: list[dict[str, float]] = []
+        static_features: list[dict[str, float]] = []
         if self.kernel is not None:
             roles = {**knob_roles(self.kernel, configs[0].knobs), **roles}
-            described = launch_features(
+            static_features = launch_features(
                 self.kernel,
                 self._call(),
                 [c.knobs for c in configs],
@@ -127,8 +127,8 @@ class TritonCall:
             space=Space(configs, roles={k: r for k, r in roles.items() if k in configs[0].knobs}),
             hardware=self.hardware,
             toolchain=current_toolchain(gpu_target(target_of(self.hardware)) if self._named_only else None),
-            work=work_of(described) if described else None,
-            static_features=described,
+            work=work_of(static_features) if static_features else None,
+            static_features=static_features,
         )
 
     def _own_configs(self, candidates: Sequence[Any]) -> dict[Config, Any]:

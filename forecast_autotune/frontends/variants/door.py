@@ -245,10 +245,10 @@ def job_of(
     for variant in tuned.variants:
         roles.update(variant.space.roles if variant.space else {})
     space, hardware = Space(choices, roles=roles), _hardware(tuned, call.state.device_name)
-    described: Sequence[Mapping[str, float]] = ()
+    static_features: Sequence[Mapping[str, float]] = ()
     if launched is not None:
         describe = functools.partial(launched.static_features, hardware=hardware)
-        described = LazyStaticFeatures(space, describe, longest_s=longest_s)
+        static_features = LazyStaticFeatures(space, describe, longest_s=longest_s)
     key = {**tuned.key_as_json(values), **tuned.state_as_json(call)}
     return Job(
         workload=Workload(
@@ -261,7 +261,7 @@ def job_of(
         hardware=hardware,
         toolchain=tuned.toolchain,
         work=work_of_call(tuned.work, values, tuned.name),
-        static_features=described,
+        static_features=static_features,
     )
 
 
