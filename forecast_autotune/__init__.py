@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from .errors import StoreWarning as StoreWarning
     from .errors import TuningWarning as TuningWarning
     from .errors import WorkerError as WorkerError
+    from .frontends.install import install as install
+    from .frontends.install import uninstall as uninstall
     from .frontends.load_inline.tuned_module import load_inline as load_inline
     from .frontends.online.learning_threads import freeze as freeze
     from .frontends.pending import tune_pending as tune_pending
     from .frontends.triton.autotuner import ForecastAutotuner as ForecastAutotuner
-    from .frontends.triton.install import install as install
     from .frontends.triton.install import tuner_of as tuner_of
-    from .frontends.triton.install import uninstall as uninstall
     from .frontends.triton.installed import installed as installed
     from .frontends.triton.simulated_driver import rehearsal as rehearsal
     from .frontends.variants.tuned_variants import variants as variants
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "forecast_autotune": "decorator",
     "autotune": "decorator",
-    "install": "frontends.triton.install",
-    "uninstall": "frontends.triton.install",
+    "install": "frontends.install",
+    "uninstall": "frontends.install",
     "installed": "frontends.triton.installed",
     "tuner_of": "frontends.triton.install",
     "tune_pending": "frontends.pending",

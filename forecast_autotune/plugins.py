@@ -20,7 +20,7 @@ def install_if_asked() -> None:
     if forecasting is not None and forecasting.is_making_engine():
         return
     try:
-        from .frontends.triton.install import install
+        from .frontends.install import install
         from .settings import Settings
 
         Settings.from_environment()  # else what does not parse would be told by the first kernel that is launched

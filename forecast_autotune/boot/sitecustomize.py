@@ -55,7 +55,7 @@ class WhenTritonIsImported:
 def install() -> None:
     """Have Triton's tuners decided by ours; a failure is one warning."""
     try:
-        from forecast_autotune.frontends.triton.install import install as reach_tuners
+        from forecast_autotune.frontends.install import install as reach_tuners
 
         reach_tuners()
         if folder := os.environ.get("_FORECAST_AUTOTUNE_TUNERS"):  # of `doctor SCRIPT`

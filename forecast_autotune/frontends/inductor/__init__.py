@@ -1,1 +1,1 @@
-"""Kernels of ours, and Inductor's own choices, under `torch.compile`."""
+"""Inductor's own choices under `torch.compile`."""

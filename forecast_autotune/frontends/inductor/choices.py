@@ -18,10 +18,7 @@ from torch._inductor.ir import MultiTemplateBuffer
 
 from ...errors import CacheMissError
 from .hook import is_wanted
-from .narrowing import Narrowing
-from .request import stand_aside, stood_aside, uuid
-from .stragglers import note_begun
-from .torch_patches import (
+from .inductor_patches import (
     patch_benchmarking,
     patch_finalizing,
     patch_fusion,
@@ -29,6 +26,9 @@ from .torch_patches import (
     patch_graph_saving,
     patch_workers,
 )
+from .narrowing import Narrowing
+from .request import stand_aside, stood_aside, uuid
+from .stragglers import note_begun
 
 log = logging.getLogger(__name__)
 

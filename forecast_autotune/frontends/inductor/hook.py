@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from ...core.fork_safe_lock import fork_safe_lock
+from ..torch_modules import is_imported
 from .assembler import share_assembler, unshare_assembler
 
 CONFIG, VIRTUALIZED = "torch._inductor.config", "torch._inductor.virtualized"
@@ -68,7 +69,7 @@ def install() -> None:
         share_assembler()
         if _finder not in sys.meta_path:
             sys.meta_path.insert(0, _finder)
-        if any(_is_imported(name) for name in AWAITED):
+        if any(is_imported(name) for name in AWAITED):
             _enter()
 
 
@@ -81,7 +82,7 @@ def uninstall() -> None:
         if _finder in sys.meta_path:
             sys.meta_path.remove(_finder)
         config: Any = sys.modules.get(CONFIG)
-        module: Any = sys.modules.get(CHOICES) if _is_imported(CHOICES) and VIRTUALIZED in sys.modules else None
+        module: Any = sys.modules.get(CHOICES) if is_imported(CHOICES) and VIRTUALIZED in sys.modules else None
         handler = None if module is None else sys.modules[VIRTUALIZED].V.choices
         was_made = handler is not None and _is_made(handler, module, config)
         if config is not None and getattr(config, "inductor_choices_class", None) is make_choices:
@@ -111,7 +112,7 @@ def is_wanted() -> bool:
 def why_not_in() -> str:
     """Why Inductor does not ask us in this thread, though it is wanted; empty where it does, or is not imported yet."""
     config = sys.modules.get(CONFIG)
-    if not _wanted or config is None or not any(_is_imported(name) for name in AWAITED):
+    if not _wanted or config is None or not any(is_imported(name) for name in AWAITED):
         return ""
     if not _registered and config.inductor_choices_class is not make_choices:
         return (
@@ -151,16 +152,11 @@ def make_choices() -> Any:
         return theirs
 
 
-def _is_imported(name: str) -> bool:
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
-
-
 def _enter() -> None:
     global _tag
     with _lock:
         config: Any = sys.modules.get(CONFIG)
-        if not _wanted or config is None or not _is_imported(CONFIG):
+        if not _wanted or config is None or not is_imported(CONFIG):
             return
         try:
             _answer_table(config)
@@ -169,7 +165,7 @@ def _enter() -> None:
                 _register(config, module)
             else:
                 _take_place(config, config.inductor_choices_class)
-                if VIRTUALIZED in sys.modules and _is_imported(CHOICES):
+                if VIRTUALIZED in sys.modules and is_imported(CHOICES):
                     from .choices import with_ours
 
                     V = sys.modules[VIRTUALIZED].V  # noqa: N806  # torch's name for it

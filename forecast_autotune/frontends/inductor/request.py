@@ -6,10 +6,8 @@ It is asked while Inductor is half imported, before torch 2.12.
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 from ...core.budget import Budget
 from ...core.digest import digest
@@ -17,13 +15,11 @@ from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import SEE_TRACEBACK, warn_user
 from ...core.workload import Program
 from ...errors import TuningWarning
-from ...remote.mirror import mirror_folder
-from ...remote.trees import MANIFEST
-from ...settings import PackUrl, Settings
-from ...store.queries import StoreFile
+from ...settings import Settings
 from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
 from ..request import Request, make_request
+from ..torch_cache_keys import pack_version, stored_decisions
 
 log = logging.getLogger(__name__)
 
@@ -119,23 +115,9 @@ def cache_name() -> str:
     return f"forecast_autotune {digest(*parts)}"
 
 
-def pack_version(pack: Path | PackUrl) -> str:
-    """What changes with what a pack holds: one behind a URL is pinned, a folder's manifest names all that is in it."""
-    if isinstance(pack, PackUrl):
-        return str(pack)
-    try:
-        return hashlib.sha256((pack / MANIFEST if pack.is_dir() else pack).read_bytes()).hexdigest()
-    except OSError:
-        return ""  # it is left out
-
-
 def _decided(settings: Settings) -> list[str]:
-    folders = [settings.dir]
-    if settings.remote_store is not None and settings.remote_store.trusted:
-        folders.append(mirror_folder(settings.dir, settings.remote_store.url))
     return [
         f"{d.digest} {d.decision.config.digest}"
-        for known in map(StoreFile, folders)
-        for d in (known.decisions(kernel=PREFIX) if known.exists() else ())
+        for d in stored_decisions(settings, PREFIX)
         if is_inductors(program := d.tuning_key.workload.program) and program.name != GENERATED
     ]

@@ -19,7 +19,6 @@ from ...protocols import Surrogate
 from ...settings import Mode
 from ...store.explanation.explanation import Explanation
 from ..dispatch import Dispatcher
-from ..inductor.torch_patches import patch_torch
 from ..key_table import Entry
 from ..nested_tuning import ever_nested, of_thread
 from ..online.learning import Learning
@@ -33,6 +32,7 @@ from .launch_codegen import Shortcuts
 from .recompilation import EPOCH, recompile
 from .simulated_driver import times_mean_nothing
 from .target import require_driver
+from .torch_capture.capture_patches import patch_capture
 from .tuner_options import (
     bucket_functions,
     check_flags,
@@ -230,7 +230,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
 
     def __hash__(self) -> int:
         """As any object's. Torch hashes a kernel before it captures a call of it, so torch is patched here."""
-        patch_torch()
+        patch_capture()
         return object.__hash__(self)
 
     @property

@@ -1,4 +1,4 @@
-"""install(): Triton's own tuners decide by this package, whoever made them and when."""
+"""How `install()` reaches Triton's own tuners: they decide by this package, whoever made them and when."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from ...core.module_names import module_name
 from ...core.text import shown
 from ...core.user_warnings import SEE_TRACEBACK, warn_user
 from ...errors import InvalidInputError, MissingExtraError, SettingError, TuningWarning
-from ...settings import wants_inductor
-from ..inductor import hook
+from .torch_capture.capture_patches import patch_capture
 
 if TYPE_CHECKING:
     from .autotuner import ForecastAutotuner
@@ -29,8 +28,6 @@ log = logging.getLogger(__name__)
 
 ATTRIBUTE = "_forecast_autotuner"
 """Where a tuner of Triton's holds the `ReachedTuner` that decides for it, or why there is none."""
-
-TORCHS_CAPTURE = "torch._higher_order_ops.triton_kernel_wrap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,31 +75,8 @@ after_first_launch: list[Callable[[], None]] = []
 """Called when a kernel was launched under our decision for the first time."""
 
 
-def install(
-    only: str | Iterable[str] | None = None, skip: str | Iterable[str] = (), *, inductor: bool | None = None
-) -> None:
-    """Have all of this process's kernels under `triton.autotune` decided as if by `forecast_autotune`.
-
-    That is those decorated before and those still to come, and those under a class that a package derives from Triton's.
-    Whatever their class, name and attributes, they stay what they are. `installed()` lists them, and `tuner_of(kernel)` has
-    `decisions` and `explain()`. A second call only changes which packages are meant.
-
-    Our front end, and torch with it, is imported at the first launch: when Triton is being imported torch may be half
-    imported, and a program without kernels need not wait.
-
-    With `inductor`, `torch.compile` with max-autotune, too, compiles and times only those of its own candidates for matrix
-    products that forecasts favour, and their times are remembered. Where this torch is not as it is known here, one warning
-    says so, and torch.compile is left as it is.
-
-    Args:
-        only: names of packages or modules, as they are imported (`"fla"`): no other kernels are reached.
-        skip: names of packages or modules whose kernels are left to Triton, also where `only` names them.
-        inductor: whether Inductor's own candidates are narrowed; without it, where FORECAST_AUTOTUNE_INDUCTOR=1 says so,
-            or an earlier call did.
-    Raises:
-        MissingExtraError: Triton is not installed.
-        InvalidInputError: what is given for `only` or `skip` is no module's name.
-    """
+def reach_tuners(only: str | Iterable[str] | None = None, skip: str | Iterable[str] = ()) -> None:
+    """`fa.install`, of kernels alone: its arguments and its errors."""
     global _packages
     chosen = Packages(only=None if only is None else _module_names("only", only), skip=_module_names("skip", skip))
     try:
@@ -123,21 +97,11 @@ def install(
                 ours = make(found)
                 _exchanged.append(Exchange(name, ours, theirs))
                 setattr(kind, name, ours)
-    if inductor or (inductor is None and wants_inductor()):
-        hook.install()
-    elif inductor is False:
-        hook.uninstall()
 
 
-def uninstall() -> None:
-    """Undo `install()`: Triton's class and its tuners are what they were, and what was decided stays in their caches.
-
-    Inductor lists its own candidates again.
-
-    A method of the class that somebody else has replaced since keeps theirs. A call that a thread is in ends as it began.
-    """
+def give_tuners_back() -> None:
+    """`fa.uninstall`, of kernels alone."""
     global _packages
-    hook.uninstall()
     with lock:
         _packages = None
         for kernel in list(reached.values()):
@@ -291,10 +255,8 @@ def _hash(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(theirs)
     def __hash__(self: Any) -> int:  # noqa: N807  # the method of that name
-        if TORCHS_CAPTURE in sys.modules and _packages is not None:
-            from ..inductor.torch_patches import patch_torch
-
-            patch_torch()
+        if _packages is not None:
+            patch_capture()
         return int(theirs(self))
 
     return __hash__

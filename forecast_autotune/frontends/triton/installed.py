@@ -90,7 +90,7 @@ def _reached_tuner() -> Any:
 
 def _captured() -> set[int]:
     """Identities of the tuners that stand for others in what torch has captured."""
-    traced = sys.modules.get(f"{(__package__ or '').rpartition('.')[0]}.inductor.traced_call")
+    traced = sys.modules.get(f"{__package__}.torch_capture.traced_call")
     by_tuner = dict(getattr(traced, "captured_tuners", {}))
     return {id(each) for made in by_tuner.values() for each in made.values()}
 

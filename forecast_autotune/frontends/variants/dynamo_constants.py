@@ -11,7 +11,7 @@ TENSOR, SEQUENCE = "tensor", "sequence"
 
 
 def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let Dynamo trace this function, though it does not trace files of this package: see `inductor.torch_patches`."""
+    """Let Dynamo trace this function, though it does not trace files of this package: see `triton.torch_capture`."""
 
     def without_file(code: CodeType) -> CodeType:
         inner = tuple(without_file(c) if isinstance(c, CodeType) else c for c in code.co_consts)

@@ -23,7 +23,7 @@ from torch._inductor.virtualized import V
 
 import forecast_autotune as fa
 from forecast_autotune.core.outcome import Measurement
-from forecast_autotune.frontends.inductor import candidate_times, torch_patches
+from forecast_autotune.frontends.inductor import candidate_times, inductor_patches
 from forecast_autotune.frontends.inductor.candidate_times import (
     by_our_clock,
     fused_by_our_clock,
@@ -181,12 +181,12 @@ def test_a_torch_that_fuses_in_another_way_is_left_alone(monkeypatch: Any, caplo
     def other(self: Any, everything: Any) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr(torch_patches, "_patched", set())
+    monkeypatch.setattr(inductor_patches, "_patched", set())
     monkeypatch.setattr(TritonScheduling, "benchmark_codegened_module", other)
     monkeypatch.setattr(Scheduler, "finalize_multi_template_buffers", other)
     for _ in range(2):
-        torch_patches.patch_fusion(lambda: True)
-        torch_patches.patch_finalizing(lambda _: None)
+        inductor_patches.patch_fusion(lambda: True)
+        inductor_patches.patch_finalizing(lambda _: None)
     assert TritonScheduling.benchmark_codegened_module is other
     assert Scheduler.finalize_multi_template_buffers is other
     assert len([record for record in caplog.records if "in a way unknown here" in record.message]) == 2

@@ -36,8 +36,8 @@ from forecast_autotune.distributed.job_channel import JobChannel  # noqa: E402
 from forecast_autotune.distributed.job_store import JobStore  # noqa: E402
 from forecast_autotune.errors import CacheMissError, TuningWarning  # noqa: E402
 from forecast_autotune.frontends import deciding  # noqa: E402
-from forecast_autotune.frontends.inductor import torch_patches, traced_call  # noqa: E402
 from forecast_autotune.frontends.online import learning_threads  # noqa: E402
+from forecast_autotune.frontends.triton.torch_capture import capture_patches, traced_call  # noqa: E402
 from forecast_autotune.settings import Settings  # noqa: E402
 from forecast_autotune.store.queries import StoreFile  # noqa: E402
 from forecast_autotune.store.sqlite import SqliteStore  # noqa: E402
@@ -605,10 +605,10 @@ def test_a_torch_that_captures_kernels_in_another_way_is_left_alone(
     def other(self: Any, variable: Any, call: Any) -> None:
         raise NotImplementedError
 
-    monkeypatch.setattr(torch_patches, "_patched", set())
+    monkeypatch.setattr(capture_patches, "_patched", set())
     monkeypatch.setattr(TritonHOPifier, "call_triton_kernel", other)
     for _ in range(2):
-        torch_patches.patch_torch()
+        capture_patches.patch_capture()
     assert TritonHOPifier.call_triton_kernel is other
     assert len([r for r in caplog.records if "in a way unknown here" in r.message]) == 1
 

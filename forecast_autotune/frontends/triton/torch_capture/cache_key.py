@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...core.digest import digest
-from ...remote.mirror import mirror_folder
-from ...store.queries import StoreFile
-from ..deciding import ranks_decide
-from ..triton.install import tuner_of
-from ..triton.kernel_program import program_of
-from .request import pack_version
+from ....core.digest import digest
+from ...deciding import ranks_decide
+from ...torch_cache_keys import pack_version, stored_decisions
+from ..install import tuner_of
+from ..kernel_program import program_of
+from .capture_patches import CACHE_KEY
 
 if TYPE_CHECKING:
-    from ..triton.autotuner import ForecastAutotuner
+    from ..autotuner import ForecastAutotuner
 
 log = logging.getLogger(__name__)
-
-CACHE_KEY = "torch._functorch._aot_autograd.autograd_cache"
 
 
 def with_decisions(sources: Callable[..., list[str]]) -> Callable[..., list[str]]:
@@ -76,13 +73,9 @@ def _state(tuner: ForecastAutotuner) -> str:
     try:
         if settings.mode not in ("first", "forecast"):
             program = program_of(tuner.spec)
-            folders = [settings.dir]
-            if settings.remote_store is not None and settings.remote_store.trusted:
-                folders.append(mirror_folder(settings.dir, settings.remote_store.url))
             parts += sorted(
                 f"{d.digest} {d.decision.config.digest} {d.decision.decided_at}"
-                for known in map(StoreFile, folders)
-                for d in (known.decisions(kernel=program.name) if known.exists() else ())
+                for d in stored_decisions(settings, program.name)
                 if d.tuning_key.workload.program.digest == program.digest
             )
             parts += map(pack_version, settings.packs)

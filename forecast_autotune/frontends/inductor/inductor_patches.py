@@ -1,4 +1,4 @@
-"""The places where torch is patched, each once, and only where torch has the shape that is known here."""
+"""The places where Inductor is patched, each once, and only where it has the shape that is known here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...core.fork_safe_lock import fork_safe_lock
-from .cache_key import CACHE_KEY, with_decisions
+from ..torch_modules import takes
 from .candidate_times import (
     by_our_clock,
     fused_by_our_clock,
@@ -21,15 +21,12 @@ from .candidate_times import (
     timed_in_this_process,
     timed_within_total,
 )
-from .capture import decide_before
 from .generated import kernels, searched_unless_stored, varied_unless_stored, with_signature_noted, with_times_kept
 from .stragglers import as_completed_but_stragglers
 from .workers import woken_with_drivers
 
 log = logging.getLogger(__name__)
 
-CAPTURE = "torch._higher_order_ops.triton_kernel_wrap"
-RULES = "torch._dynamo.trace_rules"
 TIMING = "torch._inductor.select_algorithm"
 FUSION = "torch._inductor.codegen.triton"  # imported with it
 GENERATED = "torch._inductor.runtime.triton_heuristics"  # likewise
@@ -41,65 +38,6 @@ OWN_CLOCK = "torch %s times %s in a way unknown here: by its own clock, the host
 
 _lock = fork_safe_lock()
 _patched: set[str] = set()  # modules of torch that were looked at
-
-
-def patch_torch() -> None:
-    """Patch torch, once it has loaded what captures kernels, so that it captures ours under their decided config.
-
-    Called whenever a kernel of ours is hashed, with which torch begins each capture.
-    """
-    _stay_out_of_graphs()
-    module = sys.modules.get(CAPTURE)
-    if CAPTURE in _patched or module is None or _being_imported(module):
-        return
-    with _lock:
-        if CAPTURE in _patched:
-            return
-        _patched.add(CAPTURE)
-        hopifier = getattr(module, "TritonHOPifier", None)
-        methods = ("init_variable", "is_callable", "call_grid", "check_grid")
-        if _takes(hopifier, "call_triton_kernel", "self", "variable", "args", "kwargs", "tx") and all(
-            hasattr(hopifier, name) for name in methods
-        ):
-            hopifier.call_triton_kernel = decide_before(hopifier.call_triton_kernel, patch_graph_cache)  # type: ignore[union-attr]
-        else:
-            log.warning(
-                "torch %s captures kernels in a way unknown here: Inductor times all configs", torch.__version__
-            )
-
-
-def _stay_out_of_graphs() -> None:
-    """Keep Dynamo from compiling our own frames, which it meets where a kernel's call breaks the graph."""
-    rules = sys.modules.get(RULES)
-    if RULES in _patched or rules is None or _being_imported(rules):
-        return
-    with _lock:
-        if RULES not in _patched:
-            _patched.add(RULES)
-            if _takes(rules, "add", "import_name"):
-                rules.add(__package__.partition(".")[0])
-
-
-def patch_graph_cache() -> None:
-    """Put the decisions on our kernels into the keys of AOTAutograd's graph cache, once Dynamo is loaded."""
-    if CACHE_KEY in _patched or "torch._dynamo" not in sys.modules:
-        return
-    with _lock:
-        if CACHE_KEY in _patched:
-            return
-        _patched.add(CACHE_KEY)
-        try:
-            import torch._functorch._aot_autograd.autograd_cache as module
-
-            details = getattr(module, "AOTAutogradCacheDetails", None)
-        except ImportError:
-            details = None
-        if _takes(details, "get_triton_source_codes_from_gm", "self", "gm"):
-            details.get_triton_source_codes_from_gm = with_decisions(details.get_triton_source_codes_from_gm)  # type: ignore[union-attr]
-        else:
-            log.warning(
-                "torch %s caches graphs in a way unknown here: triton ops keep old decisions", torch.__version__
-            )
 
 
 def patch_benchmarking(
@@ -118,7 +56,7 @@ def patch_benchmarking(
     if (module := _first_look(TIMING)) is None:
         return
     cache: Any = getattr(module, "AlgorithmSelectorCache", None)
-    if _takes(cache, "lookup", "self", "choices", "op", "inputs", "benchmark", "hint_override"):
+    if takes(cache, "lookup", "self", "choices", "op", "inputs", "benchmark", "hint_override"):
         cache.lookup = timed_in_this_process(cache.lookup, known_times_ms)
     else:
         log.warning("torch %s looks times up in a way unknown here: old ones count as new", torch.__version__)
@@ -129,7 +67,7 @@ def patch_benchmarking(
             "torch %s tunes products in a way unknown here: the process's total does not hold", torch.__version__
         )
     name, parameters = "benchmark_choices", ("choices", "autotune_args")
-    if _takes(cache, name, *parameters, "is_collective") or _takes(cache, name, *parameters):
+    if takes(cache, name, *parameters, "is_collective") or takes(cache, name, *parameters):
         cache.benchmark_choices = staticmethod(by_our_clock(cache.benchmark_choices, is_wanted))
         if getattr(module, "as_completed", None) is as_completed:
             vars(module)["as_completed"] = as_completed_but_stragglers(as_completed, may_leave_behind)
@@ -142,7 +80,7 @@ def patch_fusion(is_wanted: Callable[[], bool]) -> None:
     if (module := _first_look(FUSION)) is None:
         return
     scheduling: Any = getattr(module, "TritonScheduling", None)
-    if _takes(scheduling, "benchmark_codegened_module", "self", "mod", "n_spills_threshold", "node_names"):
+    if takes(scheduling, "benchmark_codegened_module", "self", "mod", "n_spills_threshold", "node_names"):
         timed = fused_by_our_clock(scheduling.benchmark_codegened_module, is_wanted)
         scheduling.benchmark_codegened_module = timed
     else:
@@ -157,7 +95,7 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
 
     kernel: Any = getattr(module, "CachingAutotuner", None)
     methods = ("maybe_clone_args", "restore_args_from_cpu", "copy_args_to_cpu_if_needed")
-    if _takes(kernel, "bench", "self", "launcher", "args", "with_profiler", "kwargs") and all(
+    if takes(kernel, "bench", "self", "launcher", "args", "with_profiler", "kwargs") and all(
         hasattr(kernel, name) for name in methods
     ):
         kernel.bench = generated_by_our_clock(kernel.bench, is_wanted, kernels.note_time)
@@ -165,15 +103,15 @@ def patch_generated(is_wanted: Callable[[], bool]) -> None:
         log.warning(OWN_CLOCK, torch.__version__, "configs of what it generates")
         return
     if (
-        _takes(kernel, "autotune_to_one_config", "self", "args", "kwargs")
-        and _takes(kernel, "coordinate_descent_tuning", "self", "launcher", "args", "kwargs")
-        and _takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
-        and _takes(AsyncCompile, "triton", "self", "kernel_name", "source_code", "device_str")
+        takes(kernel, "autotune_to_one_config", "self", "args", "kwargs")
+        and takes(kernel, "coordinate_descent_tuning", "self", "launcher", "args", "kwargs")
+        and takes(module, "generate_lookup_hash_from_source_code", "size_hints_str", "source_code")
+        and takes(AsyncCompile, "triton", "self", "kernel_name", "source_code", "device_str")
     ):
         AsyncCompile.triton = with_signature_noted(AsyncCompile.triton)
         kernel.autotune_to_one_config = with_times_kept(kernel.autotune_to_one_config)
         kernel.coordinate_descent_tuning = searched_unless_stored(kernel.coordinate_descent_tuning)
-        if _takes(kernel, "_dynamic_scale_rblock", "self"):
+        if takes(kernel, "_dynamic_scale_rblock", "self"):
             kernel._dynamic_scale_rblock = varied_unless_stored(kernel._dynamic_scale_rblock)
     else:
         log.warning("torch %s tunes what it generates in a way unknown here: nothing of it is kept", torch.__version__)
@@ -186,7 +124,7 @@ def patch_workers(is_wanted: Callable[[], bool]) -> None:
     asynchronous: Any = getattr(module, "AsyncCompile", None)
     helpers = sys.modules.get("torch._inductor.runtime.triton_helpers")
     if (
-        _takes(asynchronous, "wakeup")
+        takes(asynchronous, "wakeup")
         and hasattr(asynchronous, "_ready_future")
         and hasattr(helpers, "set_driver_to_gpu")
     ):
@@ -204,7 +142,7 @@ def patch_graph_saving(may_save: Callable[[], bool]) -> None:
     if (module := _first_look(GRAPHS)) is None:
         return
     cache: Any = getattr(module, "FxGraphCache", None)
-    if _takes(cache, "_save_graph", "key", "compiled_graph", "example_inputs", "local", "remote_cache"):
+    if takes(cache, "_save_graph", "key", "compiled_graph", "example_inputs", "local", "remote_cache"):
         save = cache._save_graph
 
         @functools.wraps(save)
@@ -230,7 +168,7 @@ def patch_finalizing(decide_unfused: Callable[[Any], None]) -> None:
         return
     scheduler: Any = getattr(module, "Scheduler", None)
     node_class = getattr(module, "SchedulerNode", None)
-    if _takes(scheduler, "finalize_multi_template_buffers", "self") and node_class is not None:
+    if takes(scheduler, "finalize_multi_template_buffers", "self") and node_class is not None:
         finalized = _with_each_unfused(scheduler.finalize_multi_template_buffers, node_class, decide_unfused)
         scheduler.finalize_multi_template_buffers = finalized
     else:
@@ -256,12 +194,3 @@ def _with_each_unfused(finalize: Callable[[Any], None], node_class: Any, decide_
         finalize(scheduler)
 
     return finalized
-
-
-def _takes(owner: Any, name: str, *parameters: str) -> bool:
-    function = getattr(owner, name, None)
-    return callable(function) and tuple(inspect.signature(function).parameters) == parameters
-
-
-def _being_imported(module: Any) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 from triton.runtime.autotuner import Autotuner
 
-from ...compilers.triton_source import apply_heuristics, jit_function
-from ...core.budget import NOTHING
-from ...core.config import Config
-from ...core.digest import digest
-from ...core.fork_safe_lock import fork_safe_lock
-from ...core.outcome import Failure, Measurement
-from ...core.user_warnings import warn_once
-from ...errors import CacheMissError, TuningWarning
-from ...measure.no_measurer import NO_MEASURER
-from ...protocols import Store
-from ...store.rows import TuningKey
-from ..deciding import decide
-from ..request import Request
-from ..triton.call import TritonCall
-from ..triton.kernel_spec import KernelSpec
-from ..triton.recompilation import EPOCH, hold_until_measured
+from ....compilers.triton_source import apply_heuristics, jit_function
+from ....core.budget import NOTHING
+from ....core.config import Config
+from ....core.digest import digest
+from ....core.fork_safe_lock import fork_safe_lock
+from ....core.outcome import Failure, Measurement
+from ....core.user_warnings import warn_once
+from ....errors import CacheMissError, TuningWarning
+from ....measure.no_measurer import NO_MEASURER
+from ....protocols import Store
+from ....store.rows import TuningKey
+from ...deciding import decide
+from ...request import Request
+from ..call import TritonCall
+from ..kernel_spec import KernelSpec
+from ..recompilation import EPOCH, hold_until_measured
 from .traced_arguments import fake_tensor, hinted, meta_tensor, without_modes
 
 if TYPE_CHECKING:
-    from ..triton.autotuner import ForecastAutotuner
+    from ..autotuner import ForecastAutotuner
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..triton.install import tuner_of
-from ..triton.recompilation import EPOCH
+from ..install import tuner_of
+from ..recompilation import EPOCH
 from .traced_call import TracedCall
 
 log = logging.getLogger(__name__)

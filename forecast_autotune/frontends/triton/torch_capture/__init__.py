@@ -1,0 +1,1 @@
+"""Kernels of ours under `torch.compile`: torch captures them with the one decided config."""
