@@ -16,8 +16,6 @@ from torch._inductor import config as inductor_config
 from torch._inductor.choices import InductorChoices
 from torch._inductor.ir import MultiTemplateBuffer
 
-from ...errors import CacheMissError
-from .hook import is_wanted
 from .inductor_patches import (
     patch_benchmarking,
     patch_finalizing,
@@ -27,7 +25,7 @@ from .inductor_patches import (
     patch_workers,
 )
 from .narrowing import Narrowing
-from .request import stand_aside, stood_aside, uuid
+from .request import is_active, stand_aside, stand_aside_on_error, stood_aside, uuid
 from .stragglers import note_begun
 
 log = logging.getLogger(__name__)
@@ -69,18 +67,14 @@ class NarrowedChoices(NamedChoices):
         )
         if stood_aside() or getattr(inductor_config, "deterministic", False):
             return listed
-        try:
+        with stand_aside_on_error():
             return narrowing.narrow_listed(
                 listed,
                 lambda: _exhaustive(self, kernel_inputs, templates, op_name, kwarg_overrides),
                 kernel_inputs,
                 op_name,
             )
-        except CacheMissError:
-            raise
-        except Exception as err:
-            stand_aside(err)
-            return listed
+        return listed
 
     def can_fuse_vertical(self, *args: Any, **kwargs: Any) -> bool:
         """As ever, but nothing is compiled to be fused with a product that the library is decided for."""
@@ -182,68 +176,70 @@ def _own_first(ask: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list
     listed = ask(*args, **kwargs)
     if stood_aside() or len(listed) < 2:
         return listed
-    try:
+    with stand_aside_on_error():
         with inductor_config.patch(max_autotune=False):
             own = ask(*args, **kwargs)
         return [*own, *(config for config in listed if config not in own)]
-    except Exception as err:
-        stand_aside(err)
+    return listed
+
+
+# What Inductor calls, in this order for each operation ------------------------------------------------------------------
+
+
+def _narrow_rendered(listed: list[Any]) -> list[Any]:
+    """Of what Inductor has rendered, the candidates for it to compile; those that it need not wait for are noted."""
+    if not is_active() or getattr(inductor_config, "deterministic", False):
         return listed
+    from torch._inductor.async_compile import AsyncCompile
+
+    with stand_aside_on_error():
+        passed_on = narrowing.narrow_rendered(narrowing.without_dropped(listed))
+        pooled = AsyncCompile.use_process_pool()  # as it is when they go to compilers, which is next
+        for choice in filter(narrowing.may_leave_behind, passed_on):
+            choice.annotations[POOLED] = pooled
+            if pooled:
+                note_begun(choice)
+        return passed_on
+    return listed
+
+
+def _known_times_ms(listed: Sequence[Any]) -> dict[Any, float] | None:
+    return narrowing.known_times_ms(listed) if is_active() else None
+
+
+def _time_within_total(listed: Sequence[Any], time_them: Callable[[], Any]) -> Any:
+    return narrowing.time_within_total(listed, time_them) if is_active() else time_them()
+
+
+def _may_leave_behind(choice: Any) -> bool:
+    if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
+        return False
+    pooled = getattr(choice, "annotations", {}).get(POOLED, False)  # Inductor waits for threads anyway
+    return pooled and is_active() and narrowing.may_leave_behind(choice)
+
+
+def _record(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
+    if is_active():
+        with stand_aside_on_error():
+            narrowing.record_and_decide(timings, precompile_s)
+
+
+def _decide_unfused(buffer: Any) -> None:
+    if is_active() and isinstance(buffer, MultiTemplateBuffer):
+        with stand_aside_on_error():
+            narrowing.decide_unfused(buffer)
 
 
 def _listen() -> None:
+    """Have Inductor call these for as long as the process lives; each does nothing unless `is_active`."""
     from torch._inductor import select_algorithm
-    from torch._inductor.async_compile import AsyncCompile
 
-    def record(timings: Any, name: str, input_nodes: Any, choices: Any, profiled: Any, precompile_s: Any) -> None:  # noqa: ARG001
-        if is_wanted() and not stood_aside():
-            try:
-                narrowing.record_and_decide(timings, precompile_s)
-            except Exception as err:
-                stand_aside(err)
-
-    def narrow_rendered(listed: list[Any]) -> list[Any]:
-        if not is_wanted() or stood_aside() or getattr(inductor_config, "deterministic", False):
-            return listed
-        try:
-            passed_on = narrowing.narrow_rendered(narrowing.without_dropped(listed))
-            pooled = AsyncCompile.use_process_pool()  # as it is when they go to compilers, which is next
-            for choice in filter(narrowing.may_leave_behind, passed_on):
-                choice.annotations[POOLED] = pooled
-                if pooled:
-                    note_begun(choice)
-            return passed_on
-        except CacheMissError:
-            raise
-        except Exception as err:
-            stand_aside(err)
-            return listed
-
-    def decide_unfused(buffer: Any) -> None:
-        if isinstance(buffer, MultiTemplateBuffer) and is_wanted() and not stood_aside():
-            try:
-                narrowing.decide_unfused(buffer)
-            except Exception as err:
-                stand_aside(err)
-
-    def may_leave_behind(choice: Any) -> bool:
-        if inductor_config.autotune_in_subproc or getattr(inductor_config, PIPELINED, False):
-            return False
-        pooled = getattr(choice, "annotations", {}).get(POOLED, False)  # Inductor waits for threads anyway
-        return pooled and is_wanted() and not stood_aside() and narrowing.may_leave_behind(choice)
-
-    def known_times_ms(listed: Sequence[Any]) -> dict[Any, float] | None:
-        return narrowing.known_times_ms(listed) if is_wanted() and not stood_aside() else None
-
-    def time_within_total(listed: Sequence[Any], time_them: Callable[[], Any]) -> Any:
-        return narrowing.time_within_total(listed, time_them) if is_wanted() and not stood_aside() else time_them()
-
-    patch_benchmarking(lambda: is_wanted() and not stood_aside(), may_leave_behind, known_times_ms, time_within_total)
-    patch_fusion(lambda: is_wanted() and not stood_aside())
-    patch_generated(lambda: is_wanted() and not stood_aside())
-    patch_finalizing(decide_unfused)
-    patch_workers(lambda: is_wanted() and not stood_aside())
+    patch_benchmarking(is_active, _may_leave_behind, _known_times_ms, _time_within_total)
+    patch_fusion(is_active)
+    patch_generated(is_active)
+    patch_finalizing(_decide_unfused)
+    patch_workers(is_active)
     patch_graph_saving(lambda: narrowing.may_save_graph())
-    select_algorithm.add_preprocessing_fn(narrow_rendered)
-    select_algorithm.add_feedback_saver(record)
+    select_algorithm.add_preprocessing_fn(_narrow_rendered)
+    select_algorithm.add_feedback_saver(_record)
     narrowing.listens = True

@@ -31,8 +31,7 @@ from ...measure.probe import detect_hardware
 from ...remote.fleet_store import open_store
 from ...settings import Settings
 from ..deciding import decide_by_times
-from .hook import is_wanted
-from .request import GENERATED, stand_aside, stood_aside
+from .request import GENERATED, is_active, stand_aside_on_error
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +154,8 @@ class GeneratedKernels:
 
     def record_and_decide(self, kernel: Any) -> None:
         """Store the outcomes of a kernel whose configs Inductor has timed, and the decision by them."""
-        try:
+        with stand_aside_on_error():
             self._record_and_decide(kernel)
-        except Exception as err:
-            stand_aside(err)
 
     def _record_and_decide(self, kernel: Any) -> None:
         with self._lock:
@@ -211,11 +208,9 @@ class GeneratedKernels:
         """The stored config of a kernel; None where nothing is to be answered."""
         if not _is_answered() or _is_compile_worker():
             return None
-        try:
+        with stand_aside_on_error():
             return self._stored_config(name, signature)
-        except Exception as err:
-            stand_aside(err)
-            return None
+        return None
 
     def _stored_config(self, name: str, signature: KernelSignature) -> Mapping[str, Any] | None:
         settings = Settings.from_environment()
@@ -229,11 +224,9 @@ class GeneratedKernels:
 
     def is_stored(self, kernel: Any, launcher: Any) -> bool:
         """Whether a kernel runs the config that is stored: Inductor need not look for a better one."""
-        try:
+        with stand_aside_on_error():
             return _is_looked_up(kernel) and self._is_stored(kernel, config_of(launcher.config))
-        except Exception as err:
-            stand_aside(err)
-            return False
+        return False
 
     def _is_stored(self, kernel: Any, config: Config) -> bool:
         return self.stored_config(hash_of(kernel), _signature_of(kernel)) == dict(config.knobs)
@@ -308,7 +301,7 @@ def varied_unless_stored(dynamic_scale_rblock: Callable[..., None]) -> Any:
 
 def _is_answered() -> bool:
     """Whether the table is to be answered: not where Inductor chooses so that results never vary."""
-    if not is_wanted() or stood_aside():
+    if not is_active():
         return False
     import torch
     from torch._inductor import config

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from ...core.budget import Budget
@@ -14,12 +16,13 @@ from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import SEE_TRACEBACK, warn_user
 from ...core.workload import Program
-from ...errors import TuningWarning
+from ...errors import CacheMissError, TuningWarning
 from ...settings import Settings
 from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
 from ..request import Request, make_request
 from ..torch_cache_keys import pack_version, stored_decisions
+from .hook import is_wanted
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,11 @@ def stood_aside() -> str:
     return _aside
 
 
+def is_active() -> bool:
+    """Whether Inductor's lists are narrowed: `install()` holds, and nothing has made us stand aside."""
+    return is_wanted() and not _aside
+
+
 def stand_aside(why: Exception | str) -> None:
     """Leave Inductor's lists as they are from now on, and say so once."""
     global _aside
@@ -56,6 +64,21 @@ def stand_aside(why: Exception | str) -> None:
         _aside = reason
     advice = "" if isinstance(why, str) else f"; {SEE_TRACEBACK}"
     warn_user(f"torch.compile's candidates are left as Inductor lists them: {reason}{advice}", TuningWarning)
+
+
+@contextmanager
+def stand_aside_on_error() -> Iterator[None]:
+    """Stand aside where what is done within this fails; the code after it goes on.
+
+    Raises:
+        CacheMissError: mode is `strict`, for which this is no failure of ours.
+    """
+    try:
+        yield
+    except CacheMissError:
+        raise
+    except Exception as err:
+        stand_aside(err)
 
 
 @functools.cache

@@ -194,7 +194,7 @@ def test_builds_in_threads_are_waited_for_though_the_pool_is_ready_by_then(monke
     for name in ("patch_fusion", "patch_generated", "patch_finalizing"):
         monkeypatch.setattr(choices, name, lambda _: None)
     monkeypatch.setattr(choices, "patch_benchmarking", lambda _, asked, *__: may_leave.append(asked))
-    monkeypatch.setattr(choices, "is_wanted", lambda: True)
+    monkeypatch.setattr(choices, "is_active", lambda: True)
     monkeypatch.setattr(choices, "narrowing", Narrowing())
     monkeypatch.setattr(choices.narrowing, "may_leave_behind", lambda _: True, raising=False)
     monkeypatch.setattr(select_algorithm, "add_preprocessing_fn", preprocess.append)
