@@ -78,7 +78,7 @@ for name, (function, run) in functions.items():
     found[name] = timed[before:]
 from forecast_autotune.frontends.inductor.choices import narrowing
 
-known = narrowing._selections.values()
+known = narrowing.selections
 chosen = [str(config) for each in known for config in each.parameters]
 print(json.dumps({"timed": found, "chosen": chosen, "recalled": narrowing.counts.recalled}))
 """

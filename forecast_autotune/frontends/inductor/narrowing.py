@@ -148,6 +148,12 @@ class Narrowing:
         self._thread = _OfThread()
         self._selections: dict[tuple[object, ...], Selection] = {}  # a model has the same product in each of its layers
 
+    @property
+    def selections(self) -> tuple[Selection, ...]:
+        """What is remembered of operations that were met in this process, the oldest first."""
+        with self._lock:
+            return tuple(self._selections.values())
+
     def narrow_listed(
         self, listed: list[Any], exhaustive: Callable[[], list[Any]], kernel_inputs: Any, op: str
     ) -> list[Any]:
@@ -197,9 +203,9 @@ class Narrowing:
                     self._count(forecast=True)
                     return _selection_of(own, [own.job.space.default])
                 candidates = ProductCandidates(lowered, listed, exhaustive())
-            return self._select_anew(candidates, request)
+            return self._select(candidates, request)
 
-        selection = self._select(lowered, request, select)
+        selection = self._remembered_selection(lowered, request, select)
         passed_on = {config: as_listed(parameters, listed) for config, parameters in selection.parameters.items()}
         return _annotated(passed_on, selection)
 
@@ -218,11 +224,11 @@ class Narrowing:
         if request.settings.mode == "first":
             return [listed[candidates.places[candidates.job_without_features.space.default]]]
         digests = candidates.job_without_features.workload.digest, candidates.job_without_features.space.digest
-        selection = self._select(digests, request, lambda: self._select_anew(candidates, request))
+        selection = self._remembered_selection(digests, request, lambda: self._select(candidates, request))
         return _annotated({config: listed[candidates.places[config]] for config in selection.parameters}, selection)
 
-    def _select(self, operation: object, request: Request, select: Callable[[], Selection]) -> Selection:
-        """What was selected for an equal operation of this process, else what is selected now; it is counted.
+    def _remembered_selection(self, operation: object, request: Request, select: Callable[[], Selection]) -> Selection:
+        """What was selected for an equal operation of this process, else what is selected now and remembered; it is counted.
 
         Args:
             operation: equal for equal operations; hashable.
@@ -243,12 +249,13 @@ class Narrowing:
             self.counts.passed_on += len(selection.parameters)
         return selection
 
-    def _select_anew(self, candidates: Candidates, request: Request) -> Selection:
+    def _select(self, candidates: Candidates, request: Request) -> Selection:
         """What is stored, else the library where that is surely best, else what is forecast, or several to be timed."""
         began = time.perf_counter()
         store, budget, job = open_store(request.settings), Budget(request.budget), candidates.job_without_features
         measures = budget.measures and request.settings.mode != "strict"
         recalled = recall_with_ranks(job, request, store)
+        # Not parsed: a pack may hold a budget's text that this version does not know, which is no error.
         few_were_tried = recalled is not None and measures and budget.all and "all" not in recalled.budget
         if recalled is not None and recalled.rests_on_outcomes and not few_were_tried:
             self._count(recalled=True)
@@ -507,13 +514,13 @@ def times_the_library(job: Job, forecasts: Sequence[Forecast | Abstention], epil
     import numpy as np
 
     mean = columns_of(forecasts).mean
-    place = job.space.index(job.space.default)
+    index = job.space.index(job.space.default)
     templates = np.array([not is_library(config) for config in job.space])
-    if templates[place] or np.isnan(mean[place]) or not (templates & ~np.isnan(mean)).any():
+    if templates[index] or np.isnan(mean[index]) or not (templates & ~np.isnan(mean)).any():
         return 0.0
-    library_us = LAUNCH_US + job.static_features[place].get("us_bound", 0.0)  # at least
+    library_us = LAUNCH_US + job.static_features[index].get("us_bound", 0.0)  # at least
     saved = math.log2(1.0 + epilogue_us / library_us)
-    return float(2.0 ** (mean[place] - saved - np.nanmax(mean[templates])))
+    return float(2.0 ** (mean[index] - saved - np.nanmax(mean[templates])))
 
 
 def promises(space: Space, forecasts: Sequence[Forecast | Abstention]) -> dict[Config, float]:

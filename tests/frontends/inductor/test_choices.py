@@ -255,7 +255,7 @@ def test_what_is_stored_of_a_product_counts_before_what_its_own_list_says(timed:
         sure()
     as_another_process(monkeypatch)
     sure()
-    (chosen,) = choices.narrowing._selections.values()
+    (chosen,) = choices.narrowing.selections
     assert chosen.decided == decisions()[0].decision.config
     assert not candidates.is_library(chosen.decided)
 
@@ -305,7 +305,7 @@ def test_once_the_process_has_spent_its_total_the_library_goes_on(
     assert len(timed.lists) == len(decisions()) == 2
     (waiting,) = store().pending()
     assert waiting.why == "the total of 8 s for this process is spent"
-    *_, last = choices.narrowing._selections.values()
+    *_, last = choices.narrowing.selections
     assert candidates.is_library(last.decided)
 
 
@@ -313,7 +313,7 @@ def test_once_the_process_has_spent_its_total_the_library_goes_on(
 def test_where_the_library_is_sure_nothing_is_left_to_be_tuned(timed: Timed, monkeypatch: Any, mode: str) -> None:
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
     sure()
-    (chosen,) = choices.narrowing._selections.values()
+    (chosen,) = choices.narrowing.selections
     assert candidates.is_library(chosen.decided)
     assert not store().exists() or store().pending() == []
 
@@ -346,7 +346,7 @@ def test_the_decision_of_the_first_rank_is_taken(timed: Timed, monkeypatch: Any)
     picked: list[Any] = []
 
     def theirs(_job: Any, _how: Any, _store: Any, decision: Any) -> Any:
-        (chosen,) = choices.narrowing._selections.values()
+        (chosen,) = choices.narrowing.selections
         others = [config for config in chosen.parameters if str(config.knobs["template"]) == "mm"]
         return replace(decision, config=others[-1])
 
@@ -400,7 +400,7 @@ def test_what_one_rank_has_stored_all_ranks_hold_to(timed: Timed, monkeypatch: A
     product()
     (stored,) = decisions()
     assert [decision.config for decision in published] == [stored.decision.config]
-    (chosen,) = choices.narrowing._selections.values()
+    (chosen,) = choices.narrowing.selections
     assert list(chosen.parameters) != [stored.decision.config]
 
 
@@ -427,7 +427,7 @@ def test_an_unmeasured_template_is_chosen_only_if_the_library_is_forecast(
     monkeypatch.setattr(narrowing, "times_the_library", lambda *_: 1.0)
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "forecast")
     lowered(lambda a, b: a @ b, torch.ones(256, k, dtype=dtype), torch.ones(k, 256, dtype=dtype))
-    (chosen,) = choices.narrowing._selections.values()
+    (chosen,) = choices.narrowing.selections
     is_known = dtype is torch.bfloat16 and k == 256
     assert candidates.is_library(chosen.decided) is not is_known
 

@@ -144,7 +144,7 @@ def test_attention_and_convolutions_decided_in_a_pack_are_not_timed(
         attention(monkeypatch, queries=16)
         attention_backward(monkeypatch)
         convolution()
-        known = choices.narrowing._selections.values()
+        known = choices.narrowing.selections
         return [str(config) for chosen in known for config in chosen.parameters]
 
     decided = every()
