@@ -45,7 +45,9 @@ from .request import Request
 
 log = logging.getLogger(__name__)
 
-READING_S = 30.0  # for which `strict` waits at most for packs and a remote store: a worker starts in seconds
+# For which packs and a remote store are waited for at most, in mode `strict` and where else a key is decided once and for
+# all: a worker starts in seconds.
+STRICT_READING_S, READING_S = 30.0, 10.0
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -95,9 +97,14 @@ def decide(
     if not budget.measures:
         request = by_held_model(request)
     shared_store, fleet = _with_ranks(store, request), store if isinstance(store, FleetStore) else None
-    recalled = recall(job, request, shared_store) if request.never_measures else None
-    if request.settings.mode == "strict" and recalled is None:
-        recalled = _recall_once_read(job, request, store, shared_store)
+    recalled = None
+    if request.settings.mode == "strict":
+        recalled = recall_once_read(job, request, store, limit_s=STRICT_READING_S)
+        if recalled is None:
+            note_if_pending(shared_store, job, None, request.settings, budget, request.unmeasured)
+            raise CacheMissError(miss_message(job, store, [] if fleet is None else fleet.unread(job)))
+    elif request.never_measures:
+        recalled = recall(job, request, shared_store)
     if recalled is not None:
         resolution = Resolution(shared_store.publish_decision(job, recalled))
     else:
@@ -135,27 +142,8 @@ def _work_sharing(job: Job, request: Request, store: Store, device: str) -> Sqli
     return SqliteWorkSharing(store, job, device=device)
 
 
-def _recall_once_read(job: Job, request: Request, store: Store, shared_store: Store) -> Decision:
-    """The decision that is recalled once what other machines may have decided is read.
-
-    Args:
-        shared_store: the store with the ranks.
-    Raises:
-        CacheMissError: there is none.
-    """
-    unread: list[str] = []
-    if isinstance(store, FleetStore):
-        if store.is_reading(job):
-            _await_read(job, store)
-            if (recalled := recall(job, request, shared_store)) is not None:
-                return recalled
-        unread = store.unread(job)
-    note_if_pending(shared_store, job, None, request.settings, Budget(request.budget), request.unmeasured)
-    raise CacheMissError(miss_message(job, store, unread))
-
-
-def _await_read(job: Job, fleet: FleetStore) -> None:
-    """Wait for what other machines may have decided for a job, and show that, without which there is only an error."""
+def _await_read(job: Job, fleet: FleetStore, limit_s: float) -> None:
+    """Wait for what other machines may have decided for a job, so many seconds at most, and show that."""
     began = time.monotonic()
     what = f"waiting for {' and '.join(fleet.unread(job))}"
     with show_progress(str(job.workload.program.name)) as watched:
@@ -171,10 +159,10 @@ def _await_read(job: Job, fleet: FleetStore) -> None:
                     spent_s=0.0,
                     best=None,
                     best_speedup=None,
-                    seconds_left=READING_S,
+                    seconds_left=limit_s,
                 )
             )
-        fleet.await_read(job, READING_S)
+        fleet.await_read(job, limit_s)
     log.info("%s: %s took %.1f s", job.workload.program.name, what, time.monotonic() - began)
 
 
@@ -311,6 +299,24 @@ def recall(job: Job, request: Request, store: Store) -> Decision | None:
 def recall_with_ranks(job: Job, request: Request, store: Store) -> Decision | None:
     """As `recall`, for a compiler that times configs itself: what the ranks decided, before what is stored."""
     return recall(job, request, _with_ranks(store, request))
+
+
+def recall_once_read(job: Job, request: Request, store: Store, *, limit_s: float = READING_S) -> Decision | None:
+    """As `recall_with_ranks`, for a key that is decided once and for all: what other machines have decided is waited for.
+
+    Args:
+        limit_s: seconds, at most. Those in which nothing came count for all later waits.
+    """
+    known = recall_with_ranks(job, request, store)
+    if known is None and isinstance(store, FleetStore) and store.is_reading(job):
+        _await_read(job, store, limit_s)
+        known = recall_with_ranks(job, request, store)
+    return known
+
+
+def is_being_read(job: Job, store: Store) -> bool:
+    """Whether what other machines have decided for a job may still come."""
+    return isinstance(store, FleetStore) and store.is_reading(job)
 
 
 def ranks_decide(request: Request) -> bool:

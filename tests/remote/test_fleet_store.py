@@ -491,7 +491,7 @@ def test_mode_strict_names_what_it_waited_for_in_vain(
         assert trouble == "dead" or over.wait(LIMIT_S)
         raise RemoteStoreError("nobody is there")
 
-    monkeypatch.setattr(deciding, "READING_S", LIMIT_S if trouble == "dead" else 0.1)
+    monkeypatch.setattr(deciding, "STRICT_READING_S", LIMIT_S if trouble == "dead" else 0.1)
     monkeypatch.setattr(sync, "FRESH_S", LIMIT_S)
     monkeypatch.setattr(Location, "segments", fails)
     store = machines("one")

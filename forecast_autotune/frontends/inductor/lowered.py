@@ -23,6 +23,9 @@ OPERANDS = {
     "scaled_mm": ("a", "b", "a_scale", "b_scale", "bias"),
 }
 
+TILES = (8, 16, 32, 64, 128, 256, 512)
+"""Sizes of the templates' tiles in k."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -47,6 +50,7 @@ class Lowered:
         op: the operation, as Inductor calls it.
         sizes: m, n, k.
         is_dynamic: whether a size may change.
+        k_divisor: the largest tile that k is known to be a multiple of, which such templates need not mask.
         epilogue: whether all that is done with the result is pointwise, which a template may take in.
         fast_accum: whether sums of fp8 may be held with fewer bits.
         listed: the parameters of Inductor's own candidates, in its order, each with its template.
@@ -58,6 +62,7 @@ class Lowered:
     out_dtype: torch.dtype
     device: torch.device
     is_dynamic: bool
+    k_divisor: int
     epilogue: bool
     tf32: bool
     fast_accum: bool
@@ -75,6 +80,7 @@ class Lowered:
             out_dtype=kernel_inputs.out_dtype(),
             device=kernel_inputs.device(),
             is_dynamic=not all(is_number(size) for sizes in kernel_inputs.shapes_symbolic() for size in sizes),
+            k_divisor=_known_divisor(kernel_inputs.mnk_symbolic()[2]),
             epilogue=_has_epilogue(),
             tf32=in_tf32 and any(operand.dtype == torch.float32 for operand in operands),
             fast_accum=any(candidate.params.to_kwargs().get("USE_FAST_ACCUM") for candidate in listed),
@@ -125,6 +131,12 @@ class Lowered:
         scales = [each for each in self.operands if each is not a and each is not b]
         are_single = len(scales) == 2 and all(math.prod(scale.shape) == 1 for scale in scales)
         return bool(are_e4m3 and self.out_dtype.itemsize == 2 and are_single)
+
+
+def _known_divisor(size: Any) -> int:
+    """The largest power of two, of those that tiles may have, that a size divides by whatever it will be."""
+    known = V.graph.sizevars.statically_known_multiple_of
+    return max((tile for tile in TILES if known(size, tile)), default=1)
 
 
 def _has_epilogue() -> bool:

@@ -27,7 +27,7 @@ from ...features.forecast_columns import columns_of
 from ...measure.no_measurer import NO_MEASURER
 from ...remote.fleet_store import open_store
 from ...store.sqlite import SqliteStore
-from ..deciding import decide, decide_by_times, first_forecasts, hold_to, ranks_decide, recall_with_ranks
+from ..deciding import decide, decide_by_times, first_forecasts, hold_to, is_being_read, ranks_decide, recall_once_read
 from ..request import Request
 from .candidates import Candidates, is_library
 from .generated import kernels
@@ -86,7 +86,8 @@ class Selection:
         parameters: by config, in their order; once they are timed, the decided one alone.
         candidate_count: how many candidates there were.
         charged_trial: the trial that decided for a template, against a library that was charged for an epilogue.
-        is_new: whether it is decided in this process by what is timed: caches of graphs know nothing of that yet.
+        is_new: whether it is decided in this process by what is timed, or before all was read that other machines may have
+            decided: caches of graphs know nothing of that yet.
         left_behind: what was left behind for it compiled far longer than the others, by what Inductor calls it.
         times_ms: of what was timed, by config, or by what Inductor calls it where it is none of ours.
     """
@@ -201,7 +202,7 @@ class Narrowing:
                 own = ProductCandidates(lowered, listed)
                 if _library_is_far_ahead(own, request):
                     self._count(forecast=True)
-                    return _selection_of(own, [own.job.space.default])
+                    return _selection_of(own, [own.job.space.default], request)
                 candidates = ProductCandidates(lowered, listed, exhaustive())
             return self._select(candidates, request)
 
@@ -254,12 +255,13 @@ class Narrowing:
         began = time.perf_counter()
         store, budget, job = open_store(request.settings), Budget(request.budget), candidates.job_without_features
         measures = budget.measures and request.settings.mode != "strict"
-        recalled = recall_with_ranks(job, request, store)
+        recalled = recall_once_read(job, request, store)
         # Not parsed: a pack may hold a budget's text that this version does not know, which is no error.
         few_were_tried = recalled is not None and measures and budget.all and "all" not in recalled.budget
         if recalled is not None and recalled.rests_on_outcomes and not few_were_tried:
             self._count(recalled=True)
-            return _selection_of(candidates, [hold_to(job, request, store, recalled).config])
+            config = hold_to(job, request, store, recalled).config
+            return Selection({config: candidates.parameters[config]}, len(candidates.parameters))
         with no_collection():
             job = candidates.job
         # Ranks time the same candidates whatever each has stored: else one could decide on what another has not compiled.
@@ -270,23 +272,23 @@ class Narrowing:
         may_be_sure = knows_library and not budget.all and (measures or recalled is None)
         if may_be_sure and times_the_library(job, forecasts, candidates.epilogue_us) > FAR_SLOWER:
             self._count(forecast=True)
-            return _selection_of(candidates, [job.space.default])
+            return _selection_of(candidates, [job.space.default], request)
         if not measures:
             job = candidates.unmeasured_job
             decision = decide(job, request, compiler=NoCompiler(), measurer=NO_MEASURER, store=store).decision
             self._count(forecast=True)
             keeps_library = is_library(job.space.default) and not knows_library
-            return _selection_of(candidates, [job.space.default if keeps_library else decision.config])
+            return _selection_of(candidates, [job.space.default if keeps_library else decision.config], request)
         configs = shortlist(candidates, forecasts, _most_templates(candidates, forecasts, budget))
         by_config = dict(zip(job.space, forecasts, strict=True))
         trial = Trial(candidates, request, store, by_config, model, spent_s=time.perf_counter() - began)
-        return _selection_of(candidates, configs, trial)
+        return _selection_of(candidates, configs, request, trial)
 
     def may_save_graph(self) -> bool:
         """Whether the graph that this thread has compiled may be kept under the name that our choices have in this process.
 
-        Not where something in it was timed here, or is pending: that name is of a store without its decision. A process
-        with such a store, one that was cleared say, would find the graph and decide nothing.
+        Not where something in it was timed here, or a decision for it may still come from elsewhere: that name is of a store
+        without it. A process with such a store, one that was cleared say, would find the graph and decide nothing.
         """
         met_new, self._thread.met_new = self._thread.met_new, False
         return not met_new
@@ -454,9 +456,13 @@ def _rule_out_others(timings: MutableMapping[Any, float], choices: Mapping[Confi
             timings[choice] = math.inf
 
 
-def _selection_of(candidates: Candidates, configs: Sequence[Config], trial: Trial | None = None) -> Selection:
+def _selection_of(
+    candidates: Candidates, configs: Sequence[Config], request: Request, trial: Trial | None = None
+) -> Selection:
+    """What goes on where nothing was recalled."""
     parameters = {config: candidates.parameters[config] for config in configs}
-    return Selection(parameters, len(candidates.parameters), trial, is_new=trial is not None)
+    may_come = is_being_read(candidates.job_without_features, open_store(request.settings))
+    return Selection(parameters, len(candidates.parameters), trial, is_new=trial is not None or may_come)
 
 
 def _annotated(passed_on: Mapping[Config, Any], selection: Selection) -> list[Any]:
@@ -498,7 +504,7 @@ def _library_is_far_ahead(own: ProductCandidates, request: Request) -> bool:
     ):
         return False
     store, job = open_store(request.settings), own.job_without_features
-    if recall_with_ranks(job, request, store) is not None or store.outcomes(job):
+    if recall_once_read(job, request, store) is not None or store.outcomes(job):
         return False
     with PROCESS_TOTAL.running():
         forecasts, _ = first_forecasts(own.job, request, store)

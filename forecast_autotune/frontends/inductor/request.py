@@ -16,7 +16,7 @@ from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
 from ...core.user_warnings import SEE_TRACEBACK, warn_user
 from ...core.workload import Program
-from ...errors import CacheMissError, TuningWarning
+from ...errors import CacheMissError, SettingError, TuningWarning
 from ...settings import Settings
 from ...surrogates.by_name import make_surrogate
 from ...surrogates.prior import products_prior
@@ -71,24 +71,33 @@ def stand_aside_on_error() -> Iterator[None]:
     """Stand aside where what is done within this fails; the code after it goes on.
 
     Raises:
-        CacheMissError: mode is `strict`, for which this is no failure of ours.
+        CacheMissError: mode is `strict`.
+        SettingError: a setting does not parse.
     """
     try:
         yield
-    except CacheMissError:
+    except (CacheMissError, SettingError):
         raise
     except Exception as err:
         stand_aside(err)
 
 
-@functools.cache
 def uuid() -> str:
-    """What our choices are called in keys of caches: how they choose, and what Inductor's decisions were at first asking."""
+    """What our choices are called in keys of caches: how they choose, and what Inductor's decisions were at first asking.
+
+    Settings that do not parse have a name of their own: they are an error where candidates are chosen.
+    """
     try:
+        return _first_cache_name()
+    except SettingError:
+        return "forecast_autotune unset"
+
+
+@functools.cache
+def _first_cache_name() -> str:
+    with stand_aside_on_error():
         return cache_name()
-    except Exception as err:
-        stand_aside(err)
-        return "forecast_autotune aside"
+    return "forecast_autotune aside"
 
 
 def operation_request() -> Request:
@@ -119,7 +128,7 @@ def cache_name() -> str:
     Not the configs of generated kernels: Inductor keeps those beside what it caches, and chooses them after.
 
     Raises:
-        InvalidInputError: a setting does not parse.
+        SettingError: a setting does not parse.
     """
     request = product_request()
     budget = Budget(request.budget)

@@ -29,6 +29,31 @@ pytestmark = [  # torch's own
 # Sizes that may change -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("first", ["m", "k"])
+def test_a_template_masks_what_may_be_no_multiple_of_its_tile(timed: Timed, monkeypatch: Any, first: str) -> None:
+    timed.ms = lambda place: 0.3 - 0.01 * place  # templates win
+    rendered: list[bool] = []
+
+    def render(self: Any, template: Any, kwargs: dict[str, Any], *more: Any, **named: Any) -> Any:
+        rendered.append(kwargs["EVEN_K"])
+        return theirs(self, template, kwargs, *more, **named)
+
+    theirs = select_algorithm.TritonTemplateKernel.render
+    monkeypatch.setattr(select_algorithm.TritonTemplateKernel, "render", render)
+
+    def compiled(size: str) -> set[bool]:
+        rendered.clear()
+        a, b = torch.ones(256, 256), torch.ones(256, 256)
+        torch._dynamo.mark_dynamic(a, 0 if size == "m" else 1)
+        if size == "k":
+            torch._dynamo.mark_dynamic(b, 0)
+        lowered(lambda a, b: torch.relu(a @ b), a, b)
+        return set(rendered)
+
+    even = {size: compiled(size) for size in dict.fromkeys((first, "m", "k"))}
+    assert even == {"m": {True}, "k": {False}}
+
+
 def test_sizes_that_nothing_is_known_of_are_narrowed_by_torchs_own_hints(timed: Timed) -> None:
     a = torch.ones(256, 256)
     torch._dynamo.decorators.mark_unbacked(a, 0)

@@ -29,15 +29,17 @@ from torch._inductor.virtualized import V
 from torch.compiler import config as compiler_config
 
 import forecast_autotune as fa
-from forecast_autotune.cli import doctor
+from forecast_autotune.cli import doctor, main
 from forecast_autotune.core.budget import TotalSpent
 from forecast_autotune.core.forecast import Forecast
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Failure, Measurement
 from forecast_autotune.errors import TuningWarning
+from forecast_autotune.frontends import deciding
 from forecast_autotune.frontends.inductor import candidates, choices, hook, narrowing, product_candidates
 from forecast_autotune.frontends.inductor import request as product_request
 from forecast_autotune.frontends.inductor.product import Product, fits, is_too_small
+from forecast_autotune.remote.fleet_store import FleetStore
 
 pytestmark = [  # torch's own
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -118,6 +120,35 @@ def test_nothing_is_timed_where_the_store_was_shipped_as_a_pack(timed: Timed, mo
     product()
     assert choices.narrowing.counts.recalled == 1
     assert len(timed.lists) == 1
+
+
+@pytest.mark.parametrize("mode", ["tune", "cached"])
+def test_a_pack_behind_a_url_is_read_before_anything_is_chosen(
+    timed: Timed, mode: str, monkeypatch: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timed.ms = lambda place: 0.3 - 0.01 * place
+    product()
+    tuned = decisions()[0].decision.config
+    assert main(["export", (tmp_path / "tree").as_uri() + "/", "--dir", os.environ["FORECAST_AUTOTUNE_DIR"]]) == 0
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", capsys.readouterr().out.strip())
+    monkeypatch.setenv("FORECAST_AUTOTUNE_DIR", str(tmp_path / "second machine"))
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    monkeypatch.setattr(deciding, "READING_S", 60.0)
+    as_another_process(monkeypatch)
+    product()
+    (chosen,) = choices.narrowing.selections
+    assert (chosen.decided, chosen.is_new, len(timed.lists)) == (tuned, False, 1)
+
+
+def test_what_is_chosen_before_a_pack_is_read_is_not_kept(timed: Timed, monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(deciding, "READING_S", 0.0)
+    monkeypatch.setattr(FleetStore, "is_reading", lambda *_: True)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", f"{tmp_path.as_uri()}/none#{'0' * 64}")
+    product()
+    (chosen,) = choices.narrowing.selections
+    assert chosen.is_new
+    assert not choices.narrowing.may_save_graph()
 
 
 def test_the_same_product_in_each_layer_is_one_trial(timed: Timed) -> None:
@@ -437,6 +468,19 @@ def test_strict_refuses_to_compile_what_is_not_decided(timed: Timed, monkeypatch
     with pytest.raises(Exception, match=r"CacheMissError: no decision for inductor\.mm"):
         product()
     assert timed.lists == []
+
+
+@pytest.mark.parametrize("mode", ["strict", "cached", "strct"])
+def test_a_setting_that_does_not_parse_is_an_error(timed: Timed, monkeypatch: Any, mode: str) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", mode)
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "4x")
+    with pytest.raises(Exception, match="SettingError: FORECAST_AUTOTUNE_"):
+        product()
+    assert timed.lists == []
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "tune")
+    monkeypatch.setenv("FORECAST_AUTOTUNE_BUDGET", "4")
+    product()
+    assert len(timed.lists) == 1
 
 
 def test_without_max_autotune_nothing_is_narrowed(timed: Timed) -> None:
