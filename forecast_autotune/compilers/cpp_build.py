@@ -21,7 +21,7 @@ from ..processes.file_lock import file_lock
 from ..processes.machine import give_way
 from ..processes.serving import redirect_output
 from .cpp_headers import drop_outdated_objects, header_digests, keep_headers, read_by_compiler, read_by_ninja
-from .cpp_recipe import headers_digest
+from .cpp_recipe import headers_digest, words_of
 
 BEGUN = "begun.json"  # in a slot while something is built there: what it held before
 
@@ -68,7 +68,7 @@ def _compile_kernel(plan: dict[str, Any], folder: Path, index: int, text: str) -
     source.write_text(text)
     target = source.with_suffix(".o")
     includes = [f"-I{path}" for path in plan["arguments"].get("extra_include_paths") or []]
-    torch_flags = plan["arguments"].get("extra_cflags") or []
+    torch_flags = words_of(plan["arguments"].get("extra_cflags") or [])
     flags = ["-fPIC", *_unique_flags(plan["compiler"]), *torch_flags, *plan["defines"], *plan["flags"], *includes]
     noted = ["-MMD", "-MF", str(source.with_suffix(".d"))]
     command = [*plan["compiler"].split(), "-c", str(source), "-o", str(target), *flags, *noted]
@@ -83,8 +83,17 @@ def _unique_flags(compiler: str) -> list[str]:
     GCC gives variables inside inline functions and templates one address in the whole process, even across libraries
     that are loaded privately: a second variant would see the first one's constants.
     """
-    version = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=False).stdout
+    try:
+        version = subprocess.run([*compiler.split(), "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError:  # nvcc may be told a folder of compilers
+        return []
     return ["-fno-gnu-unique"] if "Free Software Foundation" in version else []
+
+
+def _compiler_below_nvcc(words: list[str]) -> str:
+    """The compiler that nvcc has compile host code: one that flags name, else torch's choice, else nvcc's own."""
+    named = re.search(r"(?:^|\n)(?:-ccbin|--compiler-bindir)[=\n](.+)", "\n".join(words))
+    return named[1] if named else os.environ.get("CC") or "g++"
 
 
 def _build_with_torch(
@@ -134,7 +143,11 @@ def _arguments_of_torch(plan: dict[str, Any], objects: list[Path]) -> dict[str, 
         *(plan["defines"] if alone and plan["binding_has_knobs"] else [] if alone else knobs),
     ]
     if plan["cuda"]:
-        arguments["extra_cuda_cflags"] = [*(arguments.get("extra_cuda_cflags") or []), *knobs]
+        given = arguments.get("extra_cuda_cflags") or []
+        for_host = [
+            word for flag in _unique_flags(_compiler_below_nvcc(words_of(given))) for word in ("-Xcompiler", flag)
+        ]
+        arguments["extra_cuda_cflags"] = [*for_host, *given, *knobs]
     arguments["extra_ldflags"] = [*map(str, objects), *(arguments.get("extra_ldflags") or [])]
     return arguments
 

@@ -43,6 +43,11 @@ class CppBuilds:
         named_by = "build_directory" if self._recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
         return own_root(Path(build_root(self._folder_of_builds, self._recipe)) / self._recipe.name, named_by)
 
+    @property
+    def trials_log(self) -> Path:
+        """Where variants write to that are tried; nowhere, if this process may only read what is built."""
+        return self.root / "trials.log" if os.access(self.root, os.W_OK) else Path(os.devnull)
+
     def folder(self, variant: Variant) -> Path:
         """A variant's own folder, whether or not it is there yet."""
         return self.root / variant.digest

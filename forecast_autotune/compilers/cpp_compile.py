@@ -43,7 +43,7 @@ from .cpp_broken import BrokenSources
 from .cpp_build import build
 from .cpp_builds import CppBuilds
 from .cpp_errors import complete_log, failure_reason, first_errors, macros_in_headers
-from .cpp_recipe import Recipe, Variant
+from .cpp_recipe import Recipe, Variant, words_of
 from .cuda_report import kernel_report
 from .private_folders import make_private, write_private
 
@@ -109,11 +109,14 @@ class CppCompiler:
         """The built extension of a config, built now if it is not there.
 
         Raises:
-            BuildError: it does not build.
+            BuildError: it does not build, or is to be built while this thread has all builds `paused`.
         """
         variant = self._variant(config)
         failed = self._failed.pop(config, None)  # a call that comes of it tells it at once; the next one builds again
-        result = self.builds.evidence(variant) or failed or self._build(config, self.builds.slot(0))
+        result = self.builds.evidence(variant) or failed
+        if result is None and self._pausing.is_paused_here:  # its header was edited, or its build removed, since
+            raise BuildError(f"{self.recipe.name} is not built with {config} any more, and others are timed now")
+        result = result or self._build(config, self.builds.slot(0))
         if isinstance(result, Failure):
             raise BuildError(f"{self.recipe.name} does not build with {config}:\n{self._errors(variant, result)}")
         mark_used(self.builds.folder(variant))
@@ -186,6 +189,8 @@ class CppCompiler:
                     if not ready:
                         return
                     config, result = ready.popleft()
+                    if isinstance(result, Failure):
+                        self._failed[config] = result
                     yield config, result
                     self._learn(config, result)
             finally:
@@ -198,11 +203,10 @@ class CppCompiler:
     # One variant ----------------------------------------------------------------------------------------------------
 
     def _learn(self, config: Config, built: Evidence | Failure) -> None:
-        """Keep a failure for `extension`; raise it where no other variant need be tried."""
+        """Raise a failure where no other variant need be tried."""
         if not isinstance(built, Failure):
             self._broken.works()
             return
-        self._failed[config] = built
         if self._broken.breaks_all(config, built):
             variant = self._variant(config)
             why = "" if self._names_of_headers(variant) else ", for no knob touches why"
@@ -298,7 +302,7 @@ class CppCompiler:
             nvcc=self.nvcc,
             sources=variant.cuda,
             defines=variant.defines,
-            flags=(*(given.get("extra_cuda_cflags") or []), *variant.flags, *includes),
+            flags=(*words_of(given.get("extra_cuda_cflags") or []), *variant.flags, *includes),
             folder=folder,
             hardware=self.hardware,
             threads=math.prod(by_role) if by_role else None,

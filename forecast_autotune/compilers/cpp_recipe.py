@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n?", re.MULTILINE)
 _OF_MACROS = ("-D", "-U", "--define-macro", "--undefine-macro")
 _DEFINED = re.compile(r"(-D|-U|--define-macro=|--undefine-macro=)\s*([A-Za-z_]\w*)(?:=(.*))?\Z", re.DOTALL)
 _SEARCHED = re.compile(r"-(?:I|isystem|iquote|idirafter)\s*(.+)")
-_LIBRARY = re.compile(r"\b(TORCH_LIBRARY(?:_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
+_LIBRARY = re.compile(r"\b(TORCH_LIBRARY(_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +115,16 @@ class Recipe:
         """Refuse a space that these sources cannot be built for.
 
         Raises:
-            InvalidInputError: a knob is no C identifier, names a source that is not there, or is a flag without its dash.
+            InvalidInputError: the name or a knob is no C identifier; a knob names a source that is not there, or is a flag
+            without its dash; a header registers operators.
         """
+        if os.sep in self.name or not (_IDENTIFIER.match(self.name) or (self.name and not self.is_python_module)):
+            raise InvalidInputError(f"name={self.name!r}: an extension's name must be a C identifier")
+        if len(space) > 1 and _namespaces(included_headers(self.sources_text, self.include_folders)):
+            raise InvalidInputError(
+                f"{self.name} registers operators (TORCH_LIBRARY) in a header of extra_include_paths, and each variant of a "
+                "space needs a name of its own for them: register them in cpp_sources"
+            )
         alternatives = [s for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources) if isinstance(s, Mapping)]
         if alternatives and SOURCE_KNOB not in space.knobs:
             raise InvalidInputError(
@@ -169,8 +177,7 @@ class Recipe:
             hardware.capability if self.is_cuda else "",
             *([self.headers] if self.headers else []),
         )
-        namespaces = {m[2] for text in (*cpp, *cuda) for m in _LIBRARY.finditer(text)}
-        renamed = {n: f"{n}_{name[:8]}" for n in namespaces if n != "TORCH_EXTENSION_NAME"}
+        renamed = {n: f"{self._expanded(n)}_{name[:8]}" for n in _namespaces((*cpp, *cuda))}
         return Variant(
             digest=name,
             defines=tuple(defines),
@@ -180,6 +187,9 @@ class Recipe:
             kernel=kernel,
             namespace=None if self.is_python_module else self._namespace(renamed),
         )
+
+    def _expanded(self, namespace: str) -> str:
+        return self.name if namespace == "TORCH_EXTENSION_NAME" else namespace
 
     def _namespace(self, renamed: Mapping[str, str]) -> str:
         """Where the operators of this variant are: torch keeps one registry a process, so each variant has its own name."""
@@ -296,12 +306,7 @@ def picked(sources: Sources, chosen: Value) -> tuple[str, ...]:
 
 def _defined(before: Mapping[str, Value], flags: Sequence[object]) -> dict[str, Value]:
     """What is defined after flags, which torch hands through a shell: `-D NAME` may be two words, and a later one counts."""
-    line = " ".join(map(str, flags))
-    try:
-        words = iter(shlex.split(line))
-    except ValueError:  # a quote without end, which no shell takes
-        words = iter(line.split())
-    defined = dict(before)
+    defined, words = dict(before), iter(words_of(flags))
     for word in words:
         if word in _OF_MACROS:
             word = f"{word}{'=' if word.startswith('--') else ''}{next(words, '')}"
@@ -312,6 +317,20 @@ def _defined(before: Mapping[str, Value], flags: Sequence[object]) -> dict[str, 
     return defined
 
 
+def words_of(flags: Iterable[object]) -> list[str]:
+    """The words that a compiler gets of flags, which torch joins and hands through a shell: one may hold several."""
+    line = " ".join(map(str, flags))
+    try:
+        return shlex.split(line)
+    except ValueError:  # a quote without end, which no shell takes
+        return line.split()
+
+
+def _namespaces(texts: Iterable[str]) -> set[str]:
+    """Under which names sources define operators; not those whose operators they implement alone, which stay as they are."""
+    return {match[3] for text in texts for match in _LIBRARY.finditer(text) if match[2] != "_IMPL"}
+
+
 def _macro(value: Value) -> str:
     if isinstance(value, bool):
         return str(int(value))
@@ -319,7 +338,7 @@ def _macro(value: Value) -> str:
 
 
 def _rename(text: str, renamed: Mapping[str, str]) -> str:
-    return _LIBRARY.sub(lambda m: m[1] + renamed.get(m[2], m[2]), text)
+    return _LIBRARY.sub(lambda m: m[1] + renamed.get(m[3], m[3]), text)
 
 
 def build_root(folder: os.PathLike[str] | str, recipe: Recipe) -> str:

@@ -18,6 +18,7 @@ from ..processes.file_lock import file_lock
 log = logging.getLogger(__name__)
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def is_ours(status: os.stat_result) -> bool:
@@ -34,7 +35,7 @@ def take_from_group(folder: Path) -> None:
 
 
 def own_root(root: Path, named_by: str) -> Path:
-    """The folder to build in; where others may write to it, one that is this process's alone."""
+    """The folder to build in; where others may write to it, or this process may not, one that is this process's alone."""
     try:
         make_private(root)
         take_from_group(root)  # what others have put there is theirs, and not loaded
@@ -45,15 +46,25 @@ def own_root(root: Path, named_by: str) -> Path:
     except TimeoutError:
         return root  # another process asks just now
     except OSError as err:
-        if err.errno not in _NO_LOCKS:
-            return root  # building there says what is wrong with it
-        trouble = f"it locks no files ({err.strerror}), and processes that build there would meet"
+        if err.errno in _NO_LOCKS:
+            trouble = f"it locks no files ({err.strerror}), and processes that build there would meet"
+        elif err.errno in _NOT_OURS and not _holds_anything(root):
+            trouble = f"this process may not write there ({err.strerror})"
+        else:
+            return root  # what is built there is run; building there says what is wrong with it
     instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
     atexit.register(_remove_own, instead, os.getpid())
     log.warning(
         "%s: %s: this process builds in %s instead; let %s name another folder", root, trouble, instead, named_by
     )
     return instead
+
+
+def _holds_anything(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
 
 
 def _remove_own(folder: Path, owner: int) -> None:

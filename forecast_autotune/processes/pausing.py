@@ -21,10 +21,12 @@ class Pausing:
         self._paused_at: float | None = None
         self._may_run = threading.Event()
         self._may_run.set()
+        self._of_thread = threading.local()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Every worker is stopped while this is held, with what it has started."""
+        self._of_thread.pauses = self._of_this_thread + 1
         with self._lock:
             self._pauses += 1
             if self._pauses == 1:
@@ -35,6 +37,7 @@ class Pausing:
         try:
             yield
         finally:
+            self._of_thread.pauses -= 1
             with self._lock:
                 self._pauses -= 1
                 if not self._pauses:
@@ -47,6 +50,15 @@ class Pausing:
     def is_paused(self) -> bool:
         """Whether something is being timed that must not be disturbed."""
         return not self._may_run.is_set()
+
+    @property
+    def is_paused_here(self) -> bool:
+        """Whether this very thread has them paused, which must then wait for none of them."""
+        return self._of_this_thread > 0
+
+    @property
+    def _of_this_thread(self) -> int:
+        return int(getattr(self._of_thread, "pauses", 0))
 
     def clock(self) -> float:
         """Seconds since any moment, of which workers could run."""

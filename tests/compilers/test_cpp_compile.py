@@ -7,6 +7,7 @@ import errno
 import fcntl
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from contracts.compiler_contract import CompilerContract
 from toy import GOOD, Toy
 
 import forecast_autotune as fa
-from forecast_autotune.compilers.cpp_build import BEGUN, _drop_what_was_cut_off
+from forecast_autotune.compilers.cpp_build import BEGUN, _arguments_of_torch, _drop_what_was_cut_off
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.compilers.cpp_errors import failure_reason
 from forecast_autotune.compilers.cpp_headers import changed, drop_outdated_objects, header_digests, keep_headers
@@ -34,6 +35,8 @@ from forecast_autotune.compilers.private_folders import own_root
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.hardware import Hardware
 from forecast_autotune.core.outcome import Evidence, Failure
+from forecast_autotune.core.space import Space
+from forecast_autotune.errors import BuildError, InvalidInputError
 from forecast_autotune.measure.probe import detect_cpp_toolchain, detect_hardware
 from forecast_autotune.processes.extension import Extension
 from forecast_autotune.processes.worker import Worker
@@ -232,12 +235,51 @@ def test_where_files_cannot_be_locked_it_is_built_elsewhere(
     shutil.rmtree(root)
 
 
+def test_where_nothing_may_be_written_it_is_built_elsewhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path.mkdir
+
+    def mkdir(self: Path, *arguments: Any, **more: Any) -> None:
+        if self.is_relative_to(tmp_path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        made(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    root = own_root(tmp_path / "home" / "toy", "FORECAST_AUTOTUNE_DIR")
+    assert not root.is_relative_to(tmp_path)
+    assert "may not write there (Permission denied)" in caplog.text
+    assert "let FORECAST_AUTOTUNE_DIR name another folder" in caplog.text
+    shutil.rmtree(root)
+
+
 def without_headers(folder: Path) -> CppCompiler:
     """What is compiled in a second, binding and all."""
     arguments = {"no_implicit_headers": True, "build_directory": str(folder)}
     sources = ('extern "C" int knob() { return KNOB; }',)
     recipe = Recipe(name="plain", cpp_sources=sources, arguments=arguments, is_python_module=False)
     return CppCompiler(recipe, detect_cpp_toolchain(recipe.flags), detect_hardware(), folder)
+
+
+def test_who_has_builds_paused_builds_nothing_and_waits_for_nothing(tmp_path: Path) -> None:
+    compiler, broken = without_headers(tmp_path), Config({"KNOB": "no_such_name"})
+    with compiler.paused(), pytest.raises(BuildError, match="is not built with KNOB=1 any more"):
+        compiler.extension(Config({"KNOB": 1}))
+    for _, result in compiler.compile([broken]):
+        assert isinstance(result, Failure)
+        with compiler.paused(), pytest.raises(BuildError, match=r"no_such_name.* was not declared"):
+            compiler.extension(broken)
+    assert Path(compiler.extension(Config({"KNOB": 1})).path).exists()
+
+
+def test_flags_may_hold_several_words_as_torch_takes_them(tmp_path: Path) -> None:
+    given = without_headers(tmp_path)
+    kernel = 'extern "C" const char* answer() { static_assert(ONE + KNOB == 3); return TEXT; }'
+    arguments = {**given.recipe.arguments, "extra_cflags": ["-O2 -DONE=1", "-DTEXT='\"a b\"'"]}
+    given.recipe = replace(given.recipe, cpp_sources=("",), kernel_sources=(kernel,), arguments=arguments)
+    answer = ctypes.CDLL(given.extension(Config({"KNOB": 2})).path).answer
+    answer.restype = ctypes.c_char_p
+    assert answer() == b"a b"
 
 
 def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(tmp_path: Path) -> None:
@@ -306,6 +348,56 @@ def test_operators_of_two_variants_do_not_collide_in_one_process(own_settings: P
     assert module.knob(x) in (1, 2), "which of them is the faster is chance"
     compiler = module._compiler("cpu")
     assert [compiler.extension(Config({"KNOB": knob})).function("knob")(x) for knob in (1, 2)] == [1, 2]
+
+
+REGISTERS = """
+TORCH_LIBRARY_FRAGMENT(TORCH_EXTENSION_NAME, m) { m.def("f(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) { m.impl("f", &f); }
+TORCH_LIBRARY_IMPL(aten, CPU, m) { m.impl("relu", &f); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}
+"""
+
+
+def test_what_a_variant_defines_has_a_name_of_its_own_and_nothing_else() -> None:
+    recipe = Recipe(name="mine", cpp_sources=(REGISTERS,), is_python_module=False)
+    variant = recipe.variant(Config({"N": 1}), detect_cpp_toolchain(()), CPU)
+    own = f"mine_{variant.digest[:8]}"
+    assert variant.namespace == own
+    assert re.findall(r"\((\w+),", variant.cpp[0].replace("impl(", "")) == [own, own, "aten", "TORCH_EXTENSION_NAME"]
+
+
+def test_operators_that_a_header_registers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "operators.h").write_text(OPERATORS)
+    arguments = {"extra_include_paths": [str(tmp_path)]}
+    recipe = Recipe(name="mine", cpp_sources=('#include "operators.h"',), arguments=arguments)
+    recipe.validate(Space([{"KNOB": 1}]))
+    with pytest.raises(InvalidInputError, match="register them in cpp_sources"):
+        recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a-b"])
+def test_a_name_that_no_extension_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInputError, match="an extension's name must be a C identifier"):
+        Recipe(name=name, cpp_sources=("",)).validate(Space([{"KNOB": 1}]))
+
+
+def test_what_nvcc_compiles_for_the_host_shares_no_variables_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    plan = {
+        "cuda": ["k"],
+        "cpp": [""],
+        "compiler": "c++",
+        "binding_has_knobs": False,
+        "defines": ["-DN=1"],
+        "flags": [],
+    }
+
+    def flags(*given: str) -> list[str]:
+        return list(_arguments_of_torch({**plan, "arguments": {"extra_cuda_cflags": given}}, [])["extra_cuda_cflags"])
+
+    assert flags("-O2") == ["-Xcompiler", "-fno-gnu-unique", "-O2", "-DN=1"]
+    assert flags("-ccbin=g++ -O2")[:2] == ["-Xcompiler", "-fno-gnu-unique"]
+    assert flags("-ccbin /opt") == ["-ccbin /opt", "-DN=1"], "nobody knows which compiler is there"
 
 
 def variant_digest(

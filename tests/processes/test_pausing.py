@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from forecast_autotune.processes.pausing import Pausing
@@ -19,3 +20,17 @@ def test_the_clock_stands_still_in_a_pause() -> None:
     assert 0 <= ran_s <= all_s - 0.2
     time.sleep(0.01)
     assert pausing.clock() > within
+
+
+def test_a_thread_knows_whether_it_is_the_one_that_paused() -> None:
+    pausing = Pausing()
+    seen: list[bool] = []
+    with pausing.paused():
+        with pausing.paused():
+            pass
+        other = threading.Thread(target=lambda: seen.append(pausing.is_paused_here))
+        other.start()
+        other.join()
+        seen.append(pausing.is_paused_here)
+    assert seen == [False, True]
+    assert not pausing.is_paused_here

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _APART = "Each variant has C++ variables of its own: pass what functions share in them as arguments instead"
+_CLASS_OF_ONE = 'Variants are loaded side by side: make each class their own, py::class_<…>(m, "…", py::module_local())'
 
 
 class FunctionDoor(CallableDoor["TunedFunction"]):
@@ -89,7 +90,7 @@ class FunctionTuning:
             job=extension_trials,
             describe=described,
             arguments=self._call.values,
-            log=compiler.root / "trials.log",
+            log=compiler.builds.trials_log,
             one_each=True,
             **self._compared,
         )
@@ -135,6 +136,8 @@ class FunctionTuning:
         self._is_compared = self._tuned.check is not None  # else nothing has run
         if failure is not None and failure.stage == "check":
             return replace(failure, message=f"{failure.message}. {_APART}")
+        if failure is not None and "is already registered!" in failure.message:  # pybind11's words
+            return replace(failure, message=f"{failure.message} {_CLASS_OF_ONE}")
         return failure
 
     def _default_failed(self) -> bool:

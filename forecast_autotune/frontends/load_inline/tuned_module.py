@@ -56,7 +56,8 @@ def load_inline(
         space: configs, or `Space.grid(...)`. A knob becomes `-DNAME=VALUE`; one with the role `flag` is a compiler flag;
             the knob `source` picks among sources given by name (`{"tiled": "…", "packed": "…"}`).
         kernel_sources: plain C++ that is compiled by itself with the knobs. `cpp_sources`, which binds it to torch, is
-            then compiled once for all variants: a second variant costs a second instead of half a minute.
+            then compiled once for all variants, unless it registers operators: a second variant costs a second instead of
+            half a minute.
         signature: names of the functions' arguments, `"a, b, out"`; bound C++ functions carry none.
         key: names of arguments, or a callable of the arguments that returns a hashable value; by default dtype, shape
             and strides of tensors and the values of all else.
