@@ -81,7 +81,7 @@ class PlainTuning:
         launchers = self._tuned.launchers
         return LearnableCallable(device="cpu", compiler=self.compiler, launcher=launchers.__getitem__, measurer=None)
 
-    def decided(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
+    def tell_listeners(self, decision: Decision, store: Store, *, measured: int, seconds: float) -> None:
         pass
 
 
