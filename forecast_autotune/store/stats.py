@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..core.forecast import Forecast
 from ..core.job import log2_speedups
-from ..core.outcome import Measurement
+from ..core.outcome import Failure, Measurement
 from ..features.kernel_kinds import kernel_kind
 from . import schema
 from .calibration_pairs import Pair
@@ -155,8 +155,9 @@ class _JudgedOutcomes:
 def _newest(connection: sqlite3.Connection, complain: Complain) -> _JudgedOutcomes:
     """The first forecast ever made for each config of a tuning key, and the log2 speed-up measured there.
 
-    Minus infinity where the config failed. The default is left out, its speed-up being 1 by definition. Read back to the
-    newest `JUDGED_OUTCOMES`; rows beyond them are counted only, unreadable ones included.
+    Minus infinity where the config failed. Left out are, as in `calibration_pairs`, the default, whose speed-up is 1 by
+    definition, and configs that failed for no fault of their own. Read back to the newest `JUDGED_OUTCOMES`; rows beyond
+    them are counted only, unreadable ones included.
     """
     judged = _JudgedOutcomes()
     read = 0
@@ -187,7 +188,10 @@ def _pairs_of(newest: Sequence[StoredOutcome]) -> list[Pair]:
     return [
         (s.forecast, speedups.get(s.config, -math.inf))
         for s in newest
-        if speedups and s.config != default and isinstance(s.forecast, Forecast)
+        if speedups
+        and s.config != default
+        and isinstance(s.forecast, Forecast)
+        and not (isinstance(s.outcome, Failure) and s.outcome.transient)
     ]
 
 

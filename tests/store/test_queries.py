@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -121,6 +122,16 @@ def test_a_forecast_made_after_a_config_was_timed_is_no_proof_of_honesty(tmp_pat
             a_job(), "run-2", SPACE[1], a_measurement(11.0), Forecast.normal(0.58, 0.001, source="knows")
         )
     assert [f for f, _ in StoreFile(tmp_path).stats().pairs] == [FORECAST]
+
+
+def test_a_failure_for_no_fault_of_the_config_proves_no_forecast_wrong(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.record_outcome(a_job(), "run-1", SPACE[0], a_measurement(15.0), None)
+        store.record_outcome(
+            a_job(), "run-1", SPACE[1], Failure(stage="launch", message="memory", transient=True), FORECAST
+        )
+        store.record_outcome(a_job(), "run-1", SPACE[2], Failure(stage="launch", message="no"), FORECAST)
+    assert StoreFile(tmp_path).stats().pairs == ((FORECAST, -math.inf),)
 
 
 def test_prune_removes_what_is_superseded_and_what_nothing_has_used(tmp_path: Path) -> None:
