@@ -13,8 +13,7 @@ _ADVICE = {
     "load": "it was built and cannot be used: look at what its libraries and its initialisers need",
     "launch": "mend it or take it out; a config that is refused for its size alone needs nothing done",
     "check": "it computes something else than the first config: mend it, or say by check= what may differ",
-    "timeout": "it ran into a limit: 20 times the first config's time and at least 5 s, 60 s for the first itself, 300 s "
-    "for a build. One that is right and that slow is not worth choosing",
+    "timeout": "it ran into a limit, which its message names: one that is right and that slow is not worth choosing",
 }
 
 
