@@ -173,7 +173,7 @@ class CallReader:
         self._account.settle(turn.hold, cost_us)
         trial.run_us += us
         if turn.first:
-            trial.open_pairs = 0
+            trial.end_first_call()
             self._cost.note_load(turn.load_us, was_ready=trial.is_ready)
             if turn.compared_us:
                 self._cost.note_comparison(turn.compared_us)

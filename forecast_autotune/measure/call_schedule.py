@@ -112,9 +112,8 @@ class CallSchedule:
 
     def _turn_of_trial(self, calls: RealCalls, trial: CallTrial, stream: Hashable) -> Turn | None:
         """A call of the candidate, or the first of a pair with it; None where it is not its time."""
-        most = trial.most_pairs
-        room = min(OPEN_PAIRS, most - len(trial.samples_us))
-        if trial.open_pairs >= room:
+        room = min(OPEN_PAIRS, trial.most_pairs - len(trial.samples_us))
+        if trial.is_first_call_under_way or trial.open_pairs >= room:
             self._give_up_strays()
             return None
         cost_us = self._cost_us(trial)
@@ -124,8 +123,7 @@ class CallSchedule:
                 return None
             if trial.open_pairs or (hold := self._account.hold(cost_us)) is None:
                 return None
-            trial.loaded = True
-            trial.open_pairs = OPEN_PAIRS + most  # nothing beside it
+            trial.begin_first_call()
             return Turn(calls, trial.config, timed=True, trial=trial, first=True, hold=hold)
         if (hold := self._account.hold(cost_us)) is None:
             return None

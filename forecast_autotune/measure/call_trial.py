@@ -35,6 +35,7 @@ class CallTrial:
     is_ready: bool = False  # its first launch loads nothing
     loaded: bool = False
     samples_us: list[float] = field(default_factory=list)
+    is_first_call_under_way: bool = False  # launched and not read yet: no other call of it is timed beside it
     open_pairs: int = 0
     thrown: int = 0  # pairs in turn that told nothing
     stalls: int = 0  # pairs in turn in which its own launch alone took the host far longer than launches do
@@ -50,9 +51,18 @@ class CallTrial:
         """How many pairs it takes at most."""
         return FINAL_PAIRS if self.final else MAX_PAIRS
 
+    def begin_first_call(self) -> None:
+        """Note that its first call is about to be launched."""
+        self.loaded = self.is_first_call_under_way = True
+
+    def end_first_call(self) -> None:
+        """Note that its first call is read, or never will be."""
+        self.is_first_call_under_way, self.open_pairs = False, 0
+
     def await_first_call(self) -> None:
         """Have another call be its first one."""
-        self.loaded, self.open_pairs = False, 0
+        self.loaded = False
+        self.end_first_call()
 
     def note_refused(self) -> None:
         """Note a call at which it could not be compared with the default."""
