@@ -1,4 +1,4 @@
-"""Modules and scripts that a verb imports to find the kernels in them."""
+"""Modules and scripts that a verb imports to find the kernels or tasks in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from ..core.text import error_text
 from ..errors import InvalidInputError
@@ -23,6 +24,31 @@ def without_arguments(program: str) -> Iterator[None]:
         yield
     finally:
         sys.argv = before
+
+
+def load_named(text: str, noun: str, is_one: Callable[[Any], bool]) -> Any:
+    """What `MODULE:NAME` names.
+
+    Args:
+        noun: what it is to be, such as `autotuned kernel`.
+        is_one: whether a value is such; these are listed where there is nothing of the name.
+    Raises:
+        InvalidInputError: it names nothing, or the module cannot be imported.
+    """
+    place, _, name = text.rpartition(":")
+    usage = f"FILE.py:{noun.split()[-1].upper()}"
+    if not place or not name:
+        raise InvalidInputError(f"{text!r} names no {noun}: give {usage.replace('FILE.py', 'MODULE')} or {usage}")
+    wanted = name.partition(".")[0]
+    module = load_module(place, usage, is_enough=lambda module: hasattr(module, wanted))
+    value: Any = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            there = ", ".join(n for n, v in vars(module).items() if is_one(v))
+            known = f"its {noun}s are {there}" if there else f"there is no {noun} in it"
+            raise InvalidInputError(f"{place} has no {name}: {known}")
+        value = getattr(value, part)
+    return value
 
 
 def load_module(place: str, usage: str, is_enough: Callable[[types.ModuleType], bool]) -> types.ModuleType:

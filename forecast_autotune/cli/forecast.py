@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.figures import as_duration, as_times
 from ..core.model_names import FORMS
-from ..errors import InvalidInputError, MissingExtraError
+from ..errors import MissingExtraError
 from ..settings import SURROGATES
 from ._exit_codes import OK
-from ._loading import load_module
+from ._loading import load_named
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
 from .output import print_facts, print_json, print_table, say
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     grid = None if arguments.grid is None else read_grid(arguments.grid)
     named = read_arguments(arguments.arg)
-    kernel = load_kernel(arguments.kernel)
+    kernel = load_named(arguments.kernel, "autotuned kernel", _is_autotuned)
     hardware = _hardware(arguments.target)
     from ..frontends.triton.offline_forecast import OfflineCall
 
@@ -92,29 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def load_kernel(text: str) -> Any:
-    """What `MODULE:KERNEL` names.
-
-    Raises:
-        InvalidInputError: it names nothing, or the module cannot be imported.
-    """
-    place, _, name = text.rpartition(":")
-    if not place or not name:
-        raise InvalidInputError(
-            f"{text!r} names no kernel: give MODULE:KERNEL, such as my.kernels:matmul or kernels.py:matmul"
-        )
-    wanted = name.partition(".")[0]
-    module = load_module(place, "FILE.py:KERNEL", is_enough=lambda module: hasattr(module, wanted))
-    value: Any = module
-    for part in name.split("."):
-        if not hasattr(value, part):
-            kernels = [n for n, v in vars(module).items() if hasattr(v, "configs") and hasattr(v, "arg_names")]
-            known = (
-                f"its autotuned kernels are {', '.join(kernels)}" if kernels else "there is no autotuned kernel in it"
-            )
-            raise InvalidInputError(f"{place} has no {name}: {known}")
-        value = getattr(value, part)
-    return value
+def _is_autotuned(value: Any) -> bool:
+    return hasattr(value, "configs") and hasattr(value, "arg_names")
 
 
 def _hardware(target: str | None) -> Hardware:

@@ -119,9 +119,8 @@ def _target(text: str) -> Any:
     Raises:
         InvalidInputError: it names nothing to search for.
     """
-    from ..program_search.task import task_of_file
-    from ._loading import load_module
-    from .forecast import load_kernel
+    from ..program_search.task import SearchTask, task_of_file
+    from ._loading import load_module, load_named
 
     file = Path(text)
     if file.suffix in SUFFIXES:
@@ -139,7 +138,7 @@ def _target(text: str) -> Any:
             f"{text!r} names no task: give MODULE:TASK or FILE.py:TASK, a fa.SearchTask, which says what the inputs are "
             "and what is right; or a C++ or CUDA file with a Python file beside it that says so"
         )
-    return load_kernel(text)
+    return load_named(text, "task", lambda value: isinstance(value, SearchTask))
 
 
 def _print(result: SearchResult) -> None:

@@ -174,7 +174,7 @@ def test_a_module_is_found_by_its_name_from_the_current_folder(matmul: str) -> N
         ([f"{PROGRAM}:missing", *CALL], "has no missing: its autotuned kernels are scale"),
         ([f"{PROGRAM}:plain", *CALL], "plain is a JITFunction, not an autotuned kernel"),
         ([f"{PROGRAM}:CONFIGS", *CALL], "list is a list, not an autotuned kernel"),
-        (["scale"], "'scale' names no kernel: give MODULE:KERNEL"),
+        (["scale"], "'scale' names no autotuned kernel: give MODULE:KERNEL or FILE.py:KERNEL"),
         (["no.such.module:scale"], "no.such.module cannot be imported: ModuleNotFoundError"),
         (["nowhere.py:scale"], "there is no file nowhere.py"),
     ],

@@ -36,6 +36,14 @@ def test_bad_input_is_told_in_clear_words(capsys: pytest.CaptureFixture[str], tm
     assert "has no size 'huge': it has large, odd" in told(capsys, "doubling:TASK", "--sizes", "huge")
 
 
+def test_a_mistyped_task_is_answered_with_the_tasks_there_are(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "doubling has no TAKS: its tasks are TASK" in told(capsys, "doubling:TAKS")
+    (tmp_path / "mine.py").write_text("NUMBER = 3\n")
+    assert f"{tmp_path}/mine.py has no TASK: there is no task in it" in told(capsys, f"{tmp_path}/mine.py:TASK")
+
+
 def test_without_a_box_nothing_is_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box, "_lacking", lambda may_start, gpu: "Landlock (Linux 5.13)")
     assert "this system has none to offer: it lacks Landlock (Linux 5.13)" in told(capsys, "doubling:TASK")
