@@ -127,9 +127,8 @@ class BaseMeasurer(ABC):
     def attempt(self, config: Config) -> AbstractContextManager[Attempt]:
         """Load a candidate."""
 
-    @property
-    def detects(self) -> bool:
-        """Whether the default is run twice to learn what the kernel writes, and reads of that."""
+    def _prepare_detection(self) -> bool:
+        """Get ready to run the default twice, which tells what the kernel writes and reads; False where nobody asks."""
         return self._check is not None or self._tell_reads is not None
 
     def prepare(self) -> None:  # noqa: B027  # nothing need be
@@ -149,7 +148,7 @@ class BaseMeasurer(ABC):
         if self._lost:
             raise DeviceLostError(self._lost)
         self.measured += 1
-        if config != self._default and not self._default_tried and self.detects:
+        if config != self._default and not self._default_tried and self._prepare_detection():
             self._try(self._default, timed=False)
         if config != self._default and self._check is not None and self._expected is None and not self._warned:
             self._warned = True
@@ -200,7 +199,7 @@ class BaseMeasurer(ABC):
     def _run_and_time(self, trying: _Trying, limits: TimingLimits, *, timed: bool) -> Measurement | Failure | None:
         """Run, compare and time. What a candidate raises is raised."""
         # Writes are detected once, at the first config that runs: the default, unless that one does not.
-        trying.detect = self.detects and not self._detected and self._default_tried
+        trying.detect = self._prepare_detection() and not self._detected and self._default_tried
         with self.attempt(trying.config) as attempt:
             trying.stage = "launch"
             compared = self._check is not None and (trying.is_default or self._expected is not None)

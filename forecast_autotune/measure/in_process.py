@@ -322,9 +322,8 @@ class InProcess(BaseMeasurer):
         self._arguments: CopiedArguments | BorrowedArguments | None = None
         self._random_state: RandomState | None = None  # one for all candidates: other threads draw between two
 
-    @property
-    def detects(self) -> bool:
-        """Whether writes are detected: on copies always, on borrowed arguments never."""
+    def _prepare_detection(self) -> bool:
+        """Make the arguments, which may raise: on copies writes are always detected, on borrowed arguments never."""
         return isinstance(self._prepared(), CopiedArguments)
 
     def prepare(self) -> None:
