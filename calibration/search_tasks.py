@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kernel_suite import Kernel, SuiteKernel, cuda_kernels, kernels, suite_kernels
+from kernel_suite import Kernel, SuiteKernel, cpp_kernels, cuda_kernels, suite_kernels
 
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.program_search.task import SearchTask, named, task_of
@@ -38,9 +38,9 @@ def search_tasks(names: Sequence[str]) -> list[SearchTask]:
     """
     import torch
 
-    listed: list[Kernel | SuiteKernel] = [*kernels(), *cuda_kernels(), *suite_kernels()]
+    listed: list[Kernel | SuiteKernel] = [*cpp_kernels(), *cuda_kernels(), *suite_kernels()]
     known = {kernel.name: kernel for kernel in listed}
-    usual = list(SIZES) if torch.cuda.is_available() else [kernel.name for kernel in kernels()]
+    usual = list(SIZES) if torch.cuda.is_available() else [kernel.name for kernel in cpp_kernels()]
     if unknown := [name for name in names if name not in known]:
         raise InvalidInputError(f"the suite has no kernel {unknown[0]!r} to rewrite: it has {', '.join(known)}")
     return [_at_its_sizes(task_of(known[name])) for name in names or usual]

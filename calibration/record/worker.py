@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from kernel_suite import Kernel, SuiteKernel, cuda_kernels, kernels, small_kernels, suite_kernels
+from kernel_suite import Kernel, SuiteKernel, cpp_kernels, cuda_kernels, small_kernels, suite_kernels
 
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.digest import digest
@@ -100,7 +100,7 @@ def recordable(kind: str, corpus: str = "suite") -> dict[str, Recordable]:
     if corpus == "small":
         listed = [SingleKernel(kernel) for kernel in small_kernels()] if kind == "cuda" else []
     else:
-        listed = [*suite_kernels(), *cuda_kernels()] if kind == "cuda" else list(kernels())
+        listed = [*suite_kernels(), *cuda_kernels()] if kind == "cuda" else list(cpp_kernels())
     return {kernel.name: kernel for kernel in listed}
 
 

@@ -16,15 +16,15 @@ __all__ = [
     "SuiteKernel",
     "TritonKernel",
     "Variant",
+    "cpp_kernels",
     "cuda_kernels",
-    "kernels",
     "small_kernels",
     "suite_kernels",
     "triton_kernels",
     "tuning_calls",
 ]
 
-FOLDERS: tuple[str, ...] = (
+VARIANT_MODULES: tuple[str, ...] = (
     "trimul",
     "cross_entropy",
     "fp8_quant",
@@ -44,7 +44,7 @@ FOLDERS: tuple[str, ...] = (
 """Modules whose `VARIANTS` is a `SuiteKernel`; a new kernel is one more name here."""
 
 
-def kernels() -> Iterator[Kernel]:
+def cpp_kernels() -> Iterator[Kernel]:
     """Every C++ kernel of the suite, always in this order."""
     from . import conv2d, gemm
 
@@ -82,8 +82,8 @@ def small_kernels() -> Iterator[TritonKernel]:
 
 def suite_kernels() -> Iterator[SuiteKernel]:
     """Every kernel of the suite that has several variants, always in this order."""
-    for folder in FOLDERS:
-        yield importlib.import_module(f".{folder}", __name__).VARIANTS
+    for name in VARIANT_MODULES:
+        yield importlib.import_module(f".{name}", __name__).VARIANTS
 
 
 def tuning_calls() -> dict[str, Callable[[], None]]:

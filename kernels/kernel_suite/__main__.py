@@ -14,8 +14,8 @@ from . import (
     Kernel,
     SuiteKernel,
     TritonKernel,
+    cpp_kernels,
     cuda_kernels,
-    kernels,
     small_kernels,
     suite_kernels,
     triton_kernels,
@@ -72,7 +72,7 @@ def listed() -> list[Kernel | TritonKernel | SuiteKernel]:
     several = list(suite_kernels())
     names = {kernel.name for kernel in several}
     single = [kernel for kernel in triton_kernels() if kernel.name not in names]
-    return [*several, *single, *small_kernels(), *cuda_kernels(), *kernels()]
+    return [*several, *single, *small_kernels(), *cuda_kernels(), *cpp_kernels()]
 
 
 def lines(descriptions: Sequence[dict[str, Any]]) -> Iterator[str]:

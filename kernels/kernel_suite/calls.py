@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from . import Case, Kernel, SuiteKernel, TritonKernel, cuda_kernels, kernels, small_kernels, suite_kernels
+from . import Case, Kernel, SuiteKernel, TritonKernel, cpp_kernels, cuda_kernels, small_kernels, suite_kernels
 
 SEED = 0
 
@@ -22,7 +22,7 @@ def tuning_calls() -> dict[str, Callable[[], None]]:
     from forecast_autotune.measure.probe import nvcc_path
 
     if not torch.cuda.is_available():
-        return _named("", kernels(), "cpu")
+        return _named("", cpp_kernels(), "cpu")
     in_cuda = cuda_kernels() if nvcc_path() is not None else ()
     return {
         **_named("", suite_kernels(), "cuda"),

@@ -18,6 +18,7 @@ from kernel_suite import (
     Case,
     Kernel,
     conv2d,
+    cpp_kernels,
     cuda_conv2d,
     cuda_gemm,
     cuda_kernels,
@@ -25,7 +26,6 @@ from kernel_suite import (
     cuda_softmax,
     cuda_transpose,
     gemm,
-    kernels,
 )
 
 from forecast_autotune.core.config import Config
@@ -42,9 +42,9 @@ SIZES: dict[str, Callable[..., tuple[int, ...]]] = {
 }
 CFLAGS = {"gemm": gemm.CFLAGS, "conv2d": conv2d.CFLAGS}
 
-every_kernel = pytest.mark.parametrize("kernel", tuple(kernels()), ids=lambda kernel: kernel.name)
+every_kernel = pytest.mark.parametrize("kernel", tuple(cpp_kernels()), ids=lambda kernel: kernel.name)
 every_cuda_kernel = pytest.mark.parametrize("kernel", tuple(cuda_kernels()), ids=lambda kernel: kernel.name)
-in_both_languages = pytest.mark.parametrize("kernel", [*kernels(), *cuda_kernels()], ids=lambda kernel: kernel.name)
+in_both_languages = pytest.mark.parametrize("kernel", [*cpp_kernels(), *cuda_kernels()], ids=lambda kernel: kernel.name)
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="builds variants with g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="builds variants with nvcc")
 

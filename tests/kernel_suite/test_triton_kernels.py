@@ -26,8 +26,8 @@ from kernel_suite import (  # noqa: E402
     TritonKernel,
     Variant,
     attention,
+    cpp_kernels,
     cuda_kernels,
-    kernels,
     matmul,
     small_kernels,
     suite_kernels,
@@ -636,7 +636,7 @@ def test_the_list_names_each_kernels_variants_spaces_workloads_and_checks() -> N
     assert done.returncode == 0, done.stderr
     told = {kernel["name"]: kernel for kernel in json.loads(done.stdout)}
     assert list(told) == [kernel.name for kernel in listed()]
-    assert set(told) == {k.name for k in (*suite_kernels(), *SINGLE, *cuda_kernels(), *kernels())}
+    assert set(told) == {k.name for k in (*suite_kernels(), *SINGLE, *cuda_kernels(), *cpp_kernels())}
     for suite in suite_kernels():
         assert {v["name"]: v["configs"] for v in told[suite.name]["variants"]} == {
             v.name: len(v.space) for v in suite.variants
