@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..core.outcome import Failure, Measurement
+from ..core.outcome import SWITCH_MARGIN, Failure, Measurement
 from ..core.text import shortened
 from .candidate import Candidate, TriedCandidate, fastest_first
 from .examiner import Examiner, Result
@@ -18,7 +18,6 @@ FINALISTS = 3
 MAX_BY_HAND = 3
 ROUNDS = 2
 MAX_SHOWN = 200  # characters of a failure
-WORTHWHILE = 1.02  # a winner must beat the seed by so much, and by twice the error of the two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +137,10 @@ def _decided(seed: Final, entrants: Sequence[Final], simplest: Candidate, none_r
         reason = none_ran or "nothing that ran in the search runs at the sizes held out"
         return Finals(seed=seed, finals=entrants, winner=None, reason=reason)
     for one in running:
-        if one.candidate.digest == simplest.digest and WORTHWHILE * undecided.speedup(one) >= undecided.speedup(best):
+        is_as_fast = (1 + SWITCH_MARGIN) * undecided.speedup(one) >= undecided.speedup(best)
+        if one.candidate.digest == simplest.digest and is_as_fast:
             best = one
-    needed = max(WORTHWHILE, 1 + 2 * math.hypot(best.relative_error, seed.relative_error))
+    needed = 1 + max(SWITCH_MARGIN, 2 * math.hypot(best.relative_error, seed.relative_error))
     if (gained := undecided.speedup(best)) < needed:
         told = f"the best is {gained:.3f}x of the seed at the sizes held out"
         reason = f"{told}, and {needed:.3f}x is needed to tell it from noise"
