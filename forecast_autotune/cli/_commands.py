@@ -5,7 +5,7 @@ from __future__ import annotations
 COMMANDS = {
     "list": ("listing", "what is decided here"),
     "show": ("show", "one decision: why, forecast beside measurement, what it beat"),
-    "skills": ("skills", "what changing one knob did, as measured"),
+    "skills": ("skills", "what changing one knob did, and what searches taught, as measured"),
     "stats": ("stats", "size, hits, time saved, how honest the forecasts were"),
     "replay": ("replay", "tune against recorded spaces: loss, spend, honesty"),
     "run": ("run", "run a program with install() in effect"),

@@ -1,4 +1,4 @@
-"""`skills`: what changing one knob did, all else equal, by what was measured."""
+"""`skills`: what changing one knob did, all else equal, and what searches taught, by what was measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "skills",
-        f"What changing one knob did, as measured.\n\n{HOW}",
+        f"What changing one knob did, and what searches taught, as measured.\n\n{HOW}",
         nothing="nothing that was measured tells; --json prints []",
     )
     parser.add_argument("--kernel", metavar="K", help="only kernels with this in their name")

@@ -100,11 +100,11 @@ class JobStore:
     def record_outcome(
         self, job: Job, run: str, config: Config, outcome: Outcome, forecast: Forecast | Abstention | None
     ) -> None:
-        """See `Store.record`."""
+        """See `Store.record_outcome`."""
         self.own.record_outcome(job, run, config, outcome, forecast)
 
     def record_decision(self, job: Job, decision: Decision) -> None:
-        """See `Store.decide`."""
+        """See `Store.record_decision`."""
         self.own.record_decision(job, decision)
 
     def note_pending(self, job: Job, why: str) -> None:

@@ -156,7 +156,7 @@ class FleetStore(SqliteStore):
         return [] if self.mirror is None or self.is_trusted else self.mirror.related_decisions(job)
 
     def record_decision(self, job: Job, decision: Decision) -> None:
-        """See `SqliteStore.decide`; has it sent, with the outcomes it rests on."""
+        """See `SqliteStore.record_decision`; has it sent, with the outcomes it rests on."""
         super().record_decision(job, decision)
         if decision.basis == "measured" and self.remote is not None:
             self.syncs[0].send(job.hardware)
