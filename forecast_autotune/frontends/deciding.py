@@ -314,9 +314,9 @@ def recall_once_read(job: Job, request: Request, store: Store, *, limit_s: float
     return known
 
 
-def is_being_read(job: Job, store: Store) -> bool:
-    """Whether what other machines have decided for a job may still come."""
-    return isinstance(store, FleetStore) and store.is_reading(job)
+def is_unread(job: Job, store: Store) -> bool:
+    """Whether other machines may have decided for a job, and that is not read yet or could not be read."""
+    return isinstance(store, FleetStore) and bool(store.unread(job))
 
 
 def ranks_decide(request: Request) -> bool:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class FleetStore(SqliteStore):
     """A store that sends what it learns to a remote one, and knows what other machines have sent there or put into packs.
 
-    No call waits for a network, but those of mode `strict` by `await_read`: reading and sending are a thread's, and its
-    worker's. What it read is kept on disk.
+    No call waits for a network, but those of mode `strict` and of `torch.compile` by `await_read`: reading and sending are a
+    thread's, and its worker's. What it read is kept on disk.
 
     Of a trusted remote store decisions are believed: of one of its own and one from there, the newer holds. Of any other
     the outcomes seed forecasts alone, and the config of a decision is to be tried first; see `suggested`.
@@ -173,13 +173,13 @@ class FleetStore(SqliteStore):
     def await_read(self, job: Job, wait_s: float) -> None:
         """Wait until all that would be believed of a job is read or has failed, so many seconds at most.
 
-        What was waited for in vain counts for all later waits: a server that is silent is not waited for again.
+        What was waited for in vain counts for all later waits: a server that is silent, or away, is not waited for again.
         """
         began = time.monotonic()
         until = began + wait_s - self._waited_in_vain_s
         for sync in self._believed:
             sync.await_read(job, max(0.0, until - time.monotonic()))
-        self._waited_in_vain_s = self._waited_in_vain_s + time.monotonic() - began if self.is_reading(job) else 0.0
+        self._waited_in_vain_s = self._waited_in_vain_s + time.monotonic() - began if self.unread(job) else 0.0
 
     def unread(self, job: Job) -> list[str]:
         """Names what may hold a decision for a job that would be believed, and is not read yet or could not be read."""

@@ -69,6 +69,7 @@ class Sync:
         self._asked: dict[Folder, float] = {}  # when this process last asked for a folder
         self._wanted: dict[Folder, Program] = {}  # to be read next
         self._reading: dict[Folder, Program] = {}  # being read; one that is wanted again meanwhile is read again
+        self._unread: set[Folder] = set()  # wanted, and not read since, also where that failed
         self._to_send = True  # what earlier processes left
         self._own, self._own_sent = 0, 0  # decisions of this one, and how many of them have arrived
         self._busy = False  # the thread is at it
@@ -93,6 +94,7 @@ class Sync:
             return
         with self._changed:
             self._wanted[folder] = program
+            self._unread.add(folder)
             self._wake()
 
     def send(self, hardware: Hardware) -> None:
@@ -111,7 +113,7 @@ class Sync:
 
     def may_hold(self, job: Job) -> bool:
         """Whether what bears on a job is still to come, or could not be read."""
-        return self.is_reading(job) or self._failures > 0
+        return (job.hardware.digest, job.workload.program.digest) in self._unread
 
     def await_read(self, job: Job, wait_s: float) -> None:
         """Wait until what bears on a job is read, so many seconds at most, or until that fails."""
@@ -215,6 +217,8 @@ class Sync:
             self.generation += 1
             with self._changed:
                 self._reading.pop((hardware, digest), None)
+                if (hardware, digest) not in self._wanted:  # not again meanwhile
+                    self._unread.discard((hardware, digest))
                 self._changed.notify_all()
         for (hardware, _), program in reading.items():
             self.exchange.pull_from_other_hardware(hardware, program, fresh_s=OTHERS_FRESH_S)

@@ -48,7 +48,7 @@ with contextlib.nullcontext() if ON_GPU else fa.rehearsal("H200", TIMES):
         increment[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, x.numel())
         (decision,) = increment.decisions.values()
         ran.append(str(decision.config))
-        tuned.fill_(decision.is_measured)
+        tuned.fill_(decision.rests_on_outcomes)
         dist.all_reduce(tuned, op=dist.ReduceOp.MIN)  # where a step would add up gradients
 seen = [None] * dist.get_world_size()
 dist.all_gather_object(seen, (ran[0], ran[-1]))

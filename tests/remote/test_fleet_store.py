@@ -501,6 +501,42 @@ def test_mode_strict_names_what_it_waited_for_in_vain(
     over.set()
 
 
+def test_a_store_that_is_away_is_waited_for_once_and_stays_unread(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> list[Any]:
+        time.sleep(0.1)
+        raise RemoteStoreError("nobody is there")
+
+    def noted(self: sync.Sync, job: Job, wait_s: float) -> None:
+        limits_s.append(wait_s)
+        waits(self, job, wait_s)
+
+    limits_s: list[float] = []
+    waits = sync.Sync.await_read
+    monkeypatch.setattr(sync.Sync, "await_read", noted)
+    monkeypatch.setattr(sync, "FRESH_S", 0.0)
+    monkeypatch.setattr(Location, "segments", fails)
+    store = machines("one")
+
+    def ask() -> None:
+        for _ in range(20):
+            store.decision(a_job())
+            store.await_read(a_job(), 0.3)
+            assert store.unread(a_job())
+            time.sleep(0.02)
+
+    with pytest.warns(StoreWarning, match="nobody is there"):
+        ask()
+    assert limits_s[0] > limits_s[-1] == 0.0
+    monkeypatch.undo()
+    until = time.monotonic() + LIMIT_S
+    while store.unread(a_job()) and time.monotonic() < until:
+        store.decision(a_job())
+        time.sleep(0.05)
+    assert not store.unread(a_job())
+
+
 def test_a_process_that_is_killed_leaves_the_rest_to_the_next(machines: Machines, tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "one") as killed:  # it had decided and sent nothing yet
         killed.record_outcome(a_job(), "run", SPACE[1], a_measurement(), None)

@@ -27,7 +27,7 @@ from ...features.forecast_columns import columns_of
 from ...measure.no_measurer import NO_MEASURER
 from ...remote.fleet_store import open_store
 from ...store.sqlite import SqliteStore
-from ..deciding import decide, decide_by_times, first_forecasts, hold_to, is_being_read, ranks_decide, recall_once_read
+from ..deciding import decide, decide_by_times, first_forecasts, hold_to, is_unread, ranks_decide, recall_once_read
 from ..request import Request
 from .candidates import Candidates, is_library
 from .generated import kernels
@@ -461,7 +461,7 @@ def _selection_of(
 ) -> Selection:
     """What goes on where nothing was recalled."""
     parameters = {config: candidates.parameters[config] for config in configs}
-    may_come = is_being_read(candidates.job_without_features, open_store(request.settings))
+    may_come = is_unread(candidates.job_without_features, open_store(request.settings))
     return Selection(parameters, len(candidates.parameters), trial, is_new=trial is not None or may_come)
 
 

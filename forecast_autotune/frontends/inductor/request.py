@@ -14,7 +14,7 @@ from dataclasses import replace
 from ...core.budget import Budget
 from ...core.digest import digest
 from ...core.fork_safe_lock import fork_safe_lock
-from ...core.user_warnings import SEE_TRACEBACK, warn_user
+from ...core.user_warnings import SEE_TRACEBACK, warn_once, warn_user
 from ...core.workload import Program
 from ...errors import CacheMissError, SettingError, TuningWarning
 from ...settings import Settings
@@ -89,7 +89,8 @@ def uuid() -> str:
     """
     try:
         return _first_cache_name()
-    except SettingError:
+    except SettingError as err:
+        warn_once(str(err), TuningWarning)  # nothing may be chosen, as on a CPU
         return "forecast_autotune unset"
 
 

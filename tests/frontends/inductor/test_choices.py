@@ -142,7 +142,7 @@ def test_a_pack_behind_a_url_is_read_before_anything_is_chosen(
 
 def test_what_is_chosen_before_a_pack_is_read_is_not_kept(timed: Timed, monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(deciding, "READING_S", 0.0)
-    monkeypatch.setattr(FleetStore, "is_reading", lambda *_: True)
+    monkeypatch.setattr(FleetStore, "unread", lambda *_: ["a pack"])
     monkeypatch.setenv("FORECAST_AUTOTUNE_MODE", "cached")
     monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", f"{tmp_path.as_uri()}/none#{'0' * 64}")
     product()
