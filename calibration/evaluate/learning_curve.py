@@ -18,7 +18,7 @@ import numpy as np
 from forecast_autotune.cli.output import print_json, print_table
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
-from forecast_autotune.surrogates.static_features import UNKNOWN
+from forecast_autotune.surrogates.feature_columns import UNKNOWN
 
 from ..command import positive, verb_parser
 from ..fit.forest import Example, Scores, corpus_paths, fit, mean_of, read_examples, score, suite_paths
@@ -47,7 +47,7 @@ def rounds(
     Args:
         asked: kernels that models are asked about.
     """
-    kernels = sorted({e.kernel for e in examples if e.traits is not None})
+    kernels = sorted({e.kernel for e in examples if e.features is not None})
     folds = [frozenset(asked[number::FOLDS]) for number in range(min(FOLDS, len(asked)))]
     made = []
     for number in sorted(numbers):
@@ -72,7 +72,7 @@ def rounds(
 
 def relatives(examples: Sequence[Example], kernel: str) -> frozenset[str]:
     """The kernels whose launches do most nearly what this one's do, by the distance of the medians of their features."""
-    known = [e for e in examples if e.traits is not None]
+    known = [e for e in examples if e.features is not None]
     kernels = sorted({e.kernel for e in known})
     places = np.array([np.median(np.vstack([_rows(e) for e in known if e.kernel == k]), axis=0) for k in kernels])
     away = np.abs(places - places[kernels.index(kernel)]) / np.maximum(places.std(axis=0), 1e-9)
@@ -82,8 +82,8 @@ def relatives(examples: Sequence[Example], kernel: str) -> frozenset[str]:
 
 def _rows(example: Example) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     """The first half of the features, which are no comparisons with the default; what is unknown lies in the middle."""
-    assert example.traits is not None  # noqa: S101  # for mypy: callers have sorted these out
-    half = example.traits[:, : example.traits.shape[1] // 2]
+    assert example.features is not None  # noqa: S101  # for mypy: callers have sorted these out
+    half = example.features[:, : example.features.shape[1] // 2]
     return np.where(half == UNKNOWN, 0.0, half)
 
 
@@ -92,7 +92,7 @@ def scores_of(paths: tuple[Path, ...], made: Sequence[Round], number: int) -> di
     examples, asked = read_examples(paths), made[number]
     prior = fit([e for e in examples if e.kernel in asked.fitted_on], trees=asked.trees)
     return {
-        kernel: mean_of([score(e, prior) for e in examples if e.kernel == kernel and e.traits is not None])
+        kernel: mean_of([score(e, prior) for e in examples if e.kernel == kernel and e.features is not None])
         for kernel in sorted(asked.asked)
     }
 
@@ -123,7 +123,7 @@ def main(words: Sequence[str] | None = None) -> int:
     paths = corpus_paths()
     examples = read_examples(paths)
     of_suite = {path.name for path in suite_paths()}
-    asked = sorted({e.kernel for e in examples if e.name in of_suite and e.traits is not None})
+    asked = sorted({e.kernel for e in examples if e.name in of_suite and e.features is not None})
     made = rounds(examples, asked, given.numbers, given.seeds, given.trees)
     rows = list(curve(paths, made, jobs=given.jobs, tell=lambda text: print(text, file=sys.stderr, flush=True)))
     if given.json:

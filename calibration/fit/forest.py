@@ -41,9 +41,10 @@ from forecast_autotune.features.forecast_columns import columns_of
 from forecast_autotune.features.kernel_kinds import KINDS, kernel_kind
 from forecast_autotune.processes.machine import usable_cores
 from forecast_autotune.processes.side_by_side import side_by_side
+from forecast_autotune.surrogates import feature_columns
 from forecast_autotune.surrogates import networks as networks_module
 from forecast_autotune.surrogates import prior as prior_module
-from forecast_autotune.surrogates import static_features as traits_module
+from forecast_autotune.surrogates.feature_columns import launch_columns
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import (
     RULES,
@@ -57,7 +58,6 @@ from forecast_autotune.surrogates.prior import (
     rules,
     width_columns,
 )
-from forecast_autotune.surrogates.static_features import launch_features
 
 from ..command import positive, verb_parser
 from ..paths import CORPORA, REPOSITORY, TRACES, traces
@@ -75,7 +75,7 @@ TREES, LEAVES, MIN_IN_A_LEAF = 120, 600, 5
 CUDA_TREES = 1 / 3  # of those for Triton
 TREES_FOR_A_NETWORK = 20  # 6 networks beside 120 trees, which take about as long to fit
 MAX_ROWS = 8_000  # configs that a tree is grown on, drawn at random: more cost time and gain nothing
-TRAITS_TRIED = 0.3  # share of them at each split
+FEATURES_TRIED = 0.3  # share of them at each split
 KERNELS_SEEN = 0.7  # of all, by each tree: how far trees then disagree says how sure they are of a kernel none has seen
 CLIP = (-3.0, 1.5)  # octaves around a space's median: what is slower is slow, and how slow matters to nobody
 WIDTH = Width(constant=0.2, disagreement=1.05, space=0.0, distance=0.7)  # as `fit_width` finds it on the corpus
@@ -108,7 +108,7 @@ class Example:
     kernel: str  # of a package's with the package before it
     package: str  # empty for kernels of this repository
     job: Job = field(repr=False)
-    traits: Array | None
+    features: Array | None
     broken: Mapping[str, Array]
     log2_time: Array
 
@@ -134,7 +134,7 @@ def read_example(path: Path) -> Example:
         kernel="/".join(filter(None, (package, space.kernel))),
         package=package,
         job=job,
-        traits=launch_features(job.static_features, job.hardware) if job.static_features else None,
+        features=launch_columns(job.static_features, job.hardware) if job.static_features else None,
         broken=rules(job),
         log2_time=log2_time - np.nanmedian(log2_time),
     )
@@ -150,7 +150,7 @@ def fit(examples: Sequence[Example], *, trees: int = TREES, seed: int = 0) -> Pr
     """
     if not examples:
         raise InvalidInputError("no traces to fit on: record some with 'make record', or name some")
-    described = [e for e in examples if e.traits is not None]
+    described = [e for e in examples if e.features is not None]
     grown = fit_launches([e for e in described if not e.is_cuda], trees=trees, seed=seed)
     if any(e.is_cuda for e in described):
         grown = replace(grown, cuda=fit_launches(described, trees=max(1, round(CUDA_TREES * trees)), seed=seed))
@@ -227,7 +227,7 @@ def _write(path: Path, text: str) -> None:
 @cache
 def _fit_digest() -> str:
     """Of all that a fit depends on."""
-    modules = (sys.modules[__name__], fitting_networks, networks_module, prior_module, traits_module, knob_roles)
+    modules = (sys.modules[__name__], fitting_networks, networks_module, prior_module, feature_columns, knob_roles)
     sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in modules]
     return digest(*sources, *(f"{path.relative_to(TRACES)} {path.stat().st_size}" for path in corpus_paths()))
 
@@ -240,7 +240,7 @@ def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int =
     random = np.random.default_rng(seed)
     kernels = sorted({e.kernel for e in examples})
     known = [~np.isnan(e.log2_time) for e in examples]
-    x = np.vstack([_traits(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
+    x = np.vstack([_features(e)[k] for e, k in zip(examples, known, strict=True)]) if examples else np.zeros((0, 1))
     x = x.astype(np.float32)  # as scikit-learn has it
     y = np.concatenate([np.clip(e.log2_time[k], *CLIP) for e, k in zip(examples, known, strict=True)] or [np.zeros(0)])
     of_kernel = np.concatenate(
@@ -253,7 +253,7 @@ def fit_launches(examples: Sequence[Example], *, trees: int = TREES, seed: int =
         rows = np.flatnonzero(np.isin(of_kernel, seen))
         rows = np.sort(random.permutation(rows)[:MAX_ROWS])
         tree = ExtraTreeRegressor(
-            max_features=TRAITS_TRIED,
+            max_features=FEATURES_TRIED,
             min_samples_leaf=MIN_IN_A_LEAF,
             max_leaf_nodes=LEAVES,
             random_state=trees * seed + number,
@@ -331,7 +331,7 @@ def misses(example: Example, prior: Prior) -> LeftOutErrors:
     import numpy as np
 
     described = np.array([bool(d) for d in example.job.static_features])
-    of_launches = _members(example, prior).expected(_traits(example)[described])
+    of_launches = _members(example, prior).expected(_features(example)[described])
     expected = of_launches.mean
     ran = np.flatnonzero(~np.isnan(example.log2_time[described]))
     some = ran[np.linspace(0, ran.size - 1, min(JUDGED, ran.size)).round().astype(int)] if ran.size else ran
@@ -412,9 +412,9 @@ def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:
     return factors
 
 
-def _traits(example: Example) -> Array:
-    assert example.traits is not None  # noqa: S101  # for mypy: callers have sorted these out
-    return example.traits
+def _features(example: Example) -> Array:
+    assert example.features is not None  # noqa: S101  # for mypy: callers have sorted these out
+    return example.features
 
 
 # What is left out, and how the model does there -------------------------------------------------------------------------
@@ -597,7 +597,7 @@ def data_card(examples: Sequence[Example]) -> dict[str, object]:
             kernel: [examples[i].name for i in sorted(_of_kernel(examples, kernel))]
             for kernel in sorted({e.kernel for e in examples})
         },
-        "without_launches": [e.name for e in examples if e.traits is None],
+        "without_launches": [e.name for e in examples if e.features is None],
         "hardware": sorted({str(e.job.hardware) for e in examples}),
         "configs": sum(e.log2_time.size for e in examples),
         "failed": sum(failed),
@@ -631,7 +631,7 @@ def fit_and_score(
         i: misses(examples[i], priors[number])
         for number, places in enumerate(by_kernel, start=1)
         for i in sorted(places)
-        if examples[i].traits is not None and _members(examples[i], priors[number]).feature.size
+        if examples[i].features is not None and _members(examples[i], priors[number]).feature.size
     }
 
     def width_of(cuda: bool, without: frozenset[int] = frozenset()) -> Width:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
+from forecast_autotune.surrogates.feature_columns import unknown_features
 from forecast_autotune.surrogates.networks import Networks, as_filed, network_inputs
-from forecast_autotune.surrogates.static_features import unknown_features
 
 if TYPE_CHECKING:
     import numpy as np

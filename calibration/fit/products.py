@@ -32,9 +32,9 @@ from forecast_autotune.frontends.inductor.candidates import program_of
 from forecast_autotune.frontends.inductor.narrowing import FAR_SLOWER, promises, times_the_library
 from forecast_autotune.frontends.inductor.product import Product, library_is_foreseen, product_features
 from forecast_autotune.frontends.inductor.template_kernels import GROUP_M
+from forecast_autotune.surrogates.feature_columns import launch_columns
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import FP8_PRODUCTS, PRODUCTS, Prior, prior_text
-from forecast_autotune.surrogates.static_features import launch_features
 from forecast_autotune.tuning.decision_rule import Findings, trusted_forecast
 
 from ..command import positive, verb_parser
@@ -72,7 +72,7 @@ class Recorded:
     library_is_foreseen: bool
     short: frozenset[Config] = field(repr=False)
     job: Job = field(repr=False)
-    traits: Array = field(repr=False)
+    features: Array = field(repr=False)
     times_us: Array = field(repr=False)
 
 
@@ -103,7 +103,7 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
             if len(times) < MIN_CONFIGS:
                 continue
             space = Space(times, default=LIBRARY)
-            features = product_features(product, [config.knobs for config in space], hardware)
+            static_features = product_features(product, [config.knobs for config in space], hardware)
             yield Recorded(
                 name=f"{dtype} {layout} {batch}x{m}x{n}x{k}",
                 pair=f"{n}x{k}",
@@ -115,9 +115,9 @@ def read_recorded(path: Path) -> Iterator[Recorded]:
                     space=space,
                     hardware=hardware,
                     toolchain=Toolchain(versions={}),
-                    static_features=features,
+                    static_features=static_features,
                 ),
-                traits=launch_features(features, hardware),
+                features=launch_columns(static_features, hardware),
                 times_us=np.array([times[config] for config in space]),
             )
 
@@ -148,7 +148,7 @@ def fit(recorded: Sequence[Recorded], *, trees: int = TREES) -> Prior:
                 kernel=f"product {each.pair}",
                 package="",
                 job=each.job,
-                traits=each.traits[rows],
+                features=each.features[rows],
                 broken={},
                 log2_time=log2_time - np.median(log2_time),
             )
@@ -251,7 +251,7 @@ def _whole(each: Recorded) -> Example:
         kernel=f"product {each.pair}",
         package="",
         job=each.job,
-        traits=each.traits,
+        features=each.features,
         broken={},
         log2_time=log2_time - np.median(log2_time),
     )

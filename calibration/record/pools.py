@@ -39,7 +39,7 @@ from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
 from forecast_autotune.program_search.descriptions import CandidateDescriber, Described, describer_of
 from forecast_autotune.program_search.examiner import Examiner, Result
-from forecast_autotune.program_search.forecasts import configs_of, traits_of
+from forecast_autotune.program_search.forecasts import configs_of, knobs_of
 from forecast_autotune.program_search.proposers.rewriting import rewrites_of
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.run import toolchain_of
@@ -172,7 +172,7 @@ class _Recorder:
 
     def _read(self, one: Candidate) -> str:
         """What a trace tells programs apart by: those that took the same steps in another order read alike."""
-        return to_text(dict(sorted(traits_of(one, self.task).items())))
+        return to_text(dict(sorted(knobs_of(one, self.task).items())))
 
     def measure(self, batch: Sequence[Candidate], wanted: int, until: float, beside: Future[Any]) -> None:
         """Build and check programs side by side, then time those whose machine code is new, one after the other.

@@ -95,7 +95,7 @@ class CandidateForecaster:
     def _roles(self, knobs: Sequence[str]) -> dict[str, str]:
         roles = {"variant": "algorithm", "text": "algorithm"}
         for variant, space in self._task.spaces.items():
-            roles |= {knob_of(variant, name, self._task): role for name, role in space.roles.items()}
+            roles |= {knob_name(variant, name, self._task): role for name, role in space.roles.items()}
         roles |= {
             name: "unroll" for name in knobs if name.startswith(("unroll@", "loop_unroll_factor@", "steps@", "split@"))
         }
@@ -141,30 +141,30 @@ def _features(
 
 def configs_of(candidates: Sequence[Candidate], task: SearchTask) -> list[Config]:
     """Candidates as configs that all set the same knobs: their own, and each rewrite as a knob, None where not made."""
-    traits = [traits_of(one, task) for one in candidates]
-    knobs = list(dict.fromkeys(name for one in traits for name in one))
-    return [Config({name: one.get(name) for name in knobs}) for one in traits]
+    knobs_of_each = [knobs_of(one, task) for one in candidates]
+    names = list(dict.fromkeys(name for knobs in knobs_of_each for name in knobs))
+    return [Config({name: knobs.get(name) for name in names}) for knobs in knobs_of_each]
 
 
-def traits_of(candidate: Candidate, task: SearchTask) -> Mapping[str, Value]:
+def knobs_of(candidate: Candidate, task: SearchTask) -> Mapping[str, Value]:
     """What a surrogate is told of a candidate: its knobs, and each rewrite as a knob of its own.
 
     A text that a model wrote has a name: nothing else tells what it does, but the knobs it runs under.
     """
-    traits: dict[str, Value] = {"variant": candidate.variant} if len(task.spaces) > 1 else {}
-    traits |= {knob_of(candidate.variant, name, task): value for name, value in candidate.config.knobs.items()}
+    knobs: dict[str, Value] = {"variant": candidate.variant} if len(task.spaces) > 1 else {}
+    knobs |= {knob_name(candidate.variant, name, task): value for name, value in candidate.config.knobs.items()}
     written = False
     for step in candidate.steps:
         what, at, how = step.rpartition("=")
         if at and "@" in what and " " not in what:
-            traits[what] = int(how) if how.isdigit() else how
+            knobs[what] = int(how) if how.isdigit() else how
         else:
             written |= step.startswith("model:")
     if written:
-        traits["text"] = candidate.source_digest
-    return traits
+        knobs["text"] = candidate.source_digest
+    return knobs
 
 
-def knob_of(variant: str, knob: str, task: SearchTask) -> str:
+def knob_name(variant: str, knob: str, task: SearchTask) -> str:
     """A knob's name among those of all variants."""
     return f"{variant}.{knob}" if len(task.spaces) > 1 else knob

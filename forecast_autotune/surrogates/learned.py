@@ -18,10 +18,10 @@ from ..features.knob_matrix import knob_matrix
 from ..protocols import SurrogateSession
 from . import transfer
 from .base import BaseSurrogate, Forecasts, OutcomeSession, basis_text, default_us, outcomes_in
+from .feature_columns import LAUNCH_FEATURES, role_features
 from .gaussian_process import LENGTH, Shape
 from .gp_residual import GPPrior, GPResidual
 from .prior import LaunchForecast, Prior, held_prior, rules, shipped_prior
-from .static_features import LAUNCH_FEATURES, role_features
 
 if TYPE_CHECKING:
     import numpy as np

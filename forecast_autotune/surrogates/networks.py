@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .feature_columns import unknown_features
 from .packed_numbers import packed, unpacked
-from .static_features import unknown_features
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,9 @@ from ..core.model_names import is_model_version, model_version
 from ..core.text import shown
 from ..errors import InvalidInputError
 from ..features.forecast_columns import median
+from .feature_columns import LAUNCH_FEATURES, launch_columns, role_features
 from .networks import Networks, packed_networks, read_networks
 from .packed_numbers import packed, unpacked
-from .static_features import LAUNCH_FEATURES, launch_features, role_features
 
 if TYPE_CHECKING:
     import numpy as np
@@ -180,12 +180,12 @@ class Prior:
     version: str = ""
     card: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
-    def of_launches(self, described: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
+    def of_launches(self, static_features: Sequence[Mapping[str, float]], job: Job) -> LaunchForecast | None:
         """What trees and networks expect of each config, from what its launch does.
 
         Args:
-            described: of each config, as `Job.static_features`. Where it has `asked`, a config that nobody asked about is
-                taken to fail as often as the others do.
+            static_features: of each config, as `Job.static_features`. Where it has `asked`, a config that nobody asked
+                about is taken to fail as often as the others do.
             job: whose hardware counts.
         Returns:
             None where too few launches are described.
@@ -193,22 +193,24 @@ class Prior:
         import numpy as np
 
         if self.cuda is not None and job.workload.program.language == "cuda":
-            return self.cuda.of_launches(described, job)
-        known = np.array([bool(d) for d in described])
-        if not self.feature.size or known.sum() < max(1.0, MIN_DESCRIBED * len(described)):
+            return self.cuda.of_launches(static_features, job)
+        known = np.array([bool(d) for d in static_features])
+        if not self.feature.size or known.sum() < max(1.0, MIN_DESCRIBED * len(static_features)):
             return None
-        features = launch_features(described, job.hardware)
+        features = launch_columns(static_features, job.hardware)
         expected = self.expected(features)
         mean, disagreement = expected.mean, expected.disagreement
-        asked = np.array(getattr(described, "asked", True)) | known
+        asked = np.array(getattr(static_features, "asked", True)) | known
         share = float(known.sum() / asked.sum())
         refused = REFUSED_FAILS if share >= MOSTLY_DESCRIBED else DESCRIBED_FAILS
         fail = np.where(
             known, DESCRIBED_FAILS, np.where(asked, refused, share * DESCRIBED_FAILS + (1.0 - share) * refused)
         )
-        overfull = np.array([max(d.get("shared_share", 0.0), d.get("register_share", 0.0)) > 1.0 for d in described])
+        overfull = np.array(
+            [max(d.get("shared_share", 0.0), d.get("register_share", 0.0)) > 1.0 for d in static_features]
+        )
         fail[overfull] = np.maximum(fail[overfull], OVERFULL_FAILS)
-        sigma = np.empty(len(described))
+        sigma = np.empty(len(static_features))
         sigma[known] = self.width.sigma(mean[known], disagreement[known])
         sigma[~known] = sigma[known].max()
         return LaunchForecast(-mean, sigma, fail, expected.apart, features, known)

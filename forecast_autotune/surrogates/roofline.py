@@ -18,8 +18,8 @@ from ..features.forecast_columns import ForecastTable, normal_cdf
 from ..features.hardware_sheets import tensor_peak_gflops
 from ..protocols import SurrogateSession
 from .base import BaseSurrogate, Forecasts, OutcomeSession, default_us
+from .feature_columns import estimated_us, feature_column
 from .gaussian_process import most_telling
-from .static_features import estimated_us, feature_column
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,14 +202,14 @@ def rules_of_thumb(configs: Sequence[Config], roles: dict[str, str], hardware: H
     return penalty, fails
 
 
-def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardware) -> tuple[Array, Array] | None:
+def read_from_source(static_features: Sequence[Mapping[str, float]], hardware: Hardware) -> tuple[Array, Array] | None:
     """What a Triton kernel's source says each config costs, and its chance of not fitting the device.
 
     The time of its traffic or arithmetic (as the config's tiles make them), and what keeps a launch from reaching it: too
     few threads in flight, threads without work, products too narrow for tensor cores, registers that spill.
 
     Args:
-        described: of each config, as `Job.static_features`.
+        static_features: of each config, as `Job.static_features`.
         hardware: whose limits count.
     Returns:
         cost in log2 of time, and chance of failing, two arrays of shape `(configs,)`; None where the source does not give
@@ -218,9 +218,9 @@ def read_from_source(described: Sequence[Mapping[str, float]], hardware: Hardwar
     import numpy as np
 
     def column(name: str, missing: float) -> Array:
-        return feature_column(described, name, missing)
+        return feature_column(static_features, name, missing)
 
-    expected_us = estimated_us(described)
+    expected_us = estimated_us(static_features)
     if not np.all(expected_us > 0):
         return None
     cost = np.log2(expected_us)

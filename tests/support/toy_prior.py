@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from forecast_autotune.surrogates.feature_columns import LAUNCH_FEATURES
 from forecast_autotune.surrogates.prior import Factor, Prior, Width
-from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 SURE, UNSURE = 1e-3, 0.3
 
 
 def following(
-    trait: str = "bound", *, low: float = -2.0, high: float = 14.0, step: float = 0.25, trees: int = 3
+    followed: str = "bound", *, low: float = -2.0, high: float = 14.0, step: float = 0.25, trees: int = 3
 ) -> Prior:
     """A model whose trees predict that log2 of time equals a feature, in steps: a chain of nodes, the least value first."""
     steps = np.arange(low, high, step)
@@ -21,7 +21,7 @@ def following(
     feature, threshold, value = np.full(size, -1), np.zeros(size), np.zeros(size)
     left, right = np.zeros(size, dtype=int), np.zeros(size, dtype=int)
     inner = 2 * np.arange(len(steps))
-    feature[inner], threshold[inner] = LAUNCH_FEATURES.index(trait), steps
+    feature[inner], threshold[inner] = LAUNCH_FEATURES.index(followed), steps
     left[inner], right[inner] = inner + 1, inner + 2
     value[inner + 1] = steps - step / 2
     value[-1] = high

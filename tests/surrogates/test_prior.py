@@ -23,6 +23,7 @@ from forecast_autotune.core.model_names import is_model_version
 from forecast_autotune.core.space import Space
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.surrogates import networks
+from forecast_autotune.surrogates.feature_columns import LAUNCH_FEATURES, UNKNOWN
 from forecast_autotune.surrogates.networks import Networks, packed_networks
 from forecast_autotune.surrogates.prior import (
     RULES,
@@ -35,7 +36,6 @@ from forecast_autotune.surrogates.prior import (
     rules,
     shipped_prior,
 )
-from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES, UNKNOWN
 
 RECORDED_ELSEWHERE = Path(__file__).parents[3] / "shared" / "traces"
 
@@ -99,10 +99,10 @@ def small() -> Document:
 
 def test_trees_of_different_sizes_stand_side_by_side(tmp_path: Path) -> None:
     found = read_prior(written(tmp_path / "m.json", small()))
-    traits = np.zeros((3, len(LAUNCH_FEATURES)))
-    traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.0, 3.1]
-    assert found.each_tree(traits).tolist() == [[0.5, 7.0], [0.5, 7.0], [2.5, 7.0]]
-    expected = found.expected(traits)
+    features = np.zeros((3, len(LAUNCH_FEATURES)))
+    features[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.0, 3.1]
+    assert found.each_tree(features).tolist() == [[0.5, 7.0], [0.5, 7.0], [2.5, 7.0]]
+    expected = found.expected(features)
     assert expected.mean.tolist() == [3.75, 3.75, 4.75]
     assert expected.disagreement == pytest.approx([3.25, 3.25, 2.25])
     assert expected.apart == pytest.approx(np.array([[-3.25, -3.25, -2.25], [3.25, 3.25, 2.25]]) / math.sqrt(2))
@@ -134,10 +134,10 @@ def test_products_of_networks_are_small_enough_for_one_thread(monkeypatch: pytes
 def test_networks_count_as_much_as_all_trees_together(tmp_path: Path) -> None:
     found = read_prior(written(tmp_path / "m.json", with_networks()))
     assert found.networks is not None
-    traits = np.zeros((2, len(LAUNCH_FEATURES)))
-    traits[:, LAUNCH_FEATURES.index("threads")] = [UNKNOWN, 6.0]
-    assert found.networks.expected(traits).tolist() == [[4.0, 4.0], [5.0, 4.0], [6.0, 4.0]]
-    expected = found.expected(traits)
+    features = np.zeros((2, len(LAUNCH_FEATURES)))
+    features[:, LAUNCH_FEATURES.index("threads")] = [UNKNOWN, 6.0]
+    assert found.networks.expected(features).tolist() == [[4.0, 4.0], [5.0, 4.0], [6.0, 4.0]]
+    expected = found.expected(features)
     assert expected.mean.tolist() == [4.375, 3.875]  # of trees 3.75
     of_kinds = [np.array([0.5, 7.0]), np.array([4.0, 5.0, 6.0])]
     variance = np.mean([((each - 4.375) ** 2).mean() for each in of_kinds])
@@ -188,9 +188,9 @@ def test_a_model_of_fewer_features_is_read_as_it_was_meant(tmp_path: Path) -> No
     older = small()
     older["features"] = ["threads", "bound"]
     older["trees"]["feature"] = packed([1, 255, 255, 255], "u1")
-    traits = np.zeros((2, len(LAUNCH_FEATURES)))
-    traits[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.1]
-    assert read_prior(written(tmp_path / "m.json", older)).each_tree(traits).tolist() == [[0.5, 7.0], [2.5, 7.0]]
+    features = np.zeros((2, len(LAUNCH_FEATURES)))
+    features[:, LAUNCH_FEATURES.index("bound")] = [0.1, 3.1]
+    assert read_prior(written(tmp_path / "m.json", older)).each_tree(features).tolist() == [[0.5, 7.0], [2.5, 7.0]]
 
 
 def test_trees_in_another_order_are_not_written() -> None:
@@ -343,7 +343,7 @@ def test_the_shipped_model_is_read_and_asked_without_scikit_learn() -> None:
     code = (
         "import sys; sys.modules['sklearn'] = sys.modules['scipy'] = None\n"
         "from forecast_autotune.surrogates.prior import shipped_prior\n"
-        "from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES\n"
+        "from forecast_autotune.surrogates.feature_columns import LAUNCH_FEATURES\n"
         "import numpy as np\n"
         "print(np.isfinite(shipped_prior().expected(np.zeros((3, len(LAUNCH_FEATURES)))).mean).all())"
     )
@@ -383,8 +383,8 @@ def test_the_card_counts_what_the_file_holds() -> None:
 
 def test_what_the_trees_say_is_what_one_reads_in_the_file_by_hand() -> None:
     draw = np.random.default_rng(0)
-    traits = draw.normal(0, 4, (300, len(LAUNCH_FEATURES)))  # more than walk together
-    said = shipped_prior().each_tree(traits)
+    features = draw.normal(0, 4, (300, len(LAUNCH_FEATURES)))  # more than walk together
+    said = shipped_prior().each_tree(features)
     found = shipped()
     nodes = found["trees"]["nodes"]
     feature, numbers, right = (unpacked(found, name) for name in ("feature", "number", "right"))
@@ -394,27 +394,27 @@ def test_what_the_trees_say_is_what_one_reads_in_the_file_by_hand() -> None:
         for row in (0, 255, 256, 299):
             node = 0
             while (asked := int(feature[root + node])) != 255:
-                goes_left = traits[row, LAUNCH_FEATURES.index(found["features"][asked])] <= numbers[root + node]
+                goes_left = features[row, LAUNCH_FEATURES.index(found["features"][asked])] <= numbers[root + node]
                 node = node + 1 if goes_left else int(right[root + node])
             assert said[row, number] == numbers[root + node]
 
 
 def test_what_the_networks_say_is_what_one_computes_from_the_file_by_hand() -> None:
     draw = np.random.default_rng(0)
-    traits = draw.normal(0, 4, (5, len(LAUNCH_FEATURES)))
+    features = draw.normal(0, 4, (5, len(LAUNCH_FEATURES)))
     own = len(LAUNCH_FEATURES) // 2
-    traits[1, 3] = traits[2, own - 1] = UNKNOWN
-    traits[3, own + 7] = traits[3, 7] - UNKNOWN  # unknown of the default
-    traits[4] = 1e6
+    features[1, 3] = features[2, own - 1] = UNKNOWN
+    features[3, own + 7] = features[3, 7] - UNKNOWN  # unknown of the default
+    features[4] = 1e6
     networks = shipped_prior().networks
     assert networks is not None
-    said = networks.expected(traits)
+    said = networks.expected(features)
     found = shipped()["networks"]
     assert len(said) == found["count"]
-    for row, traits_of_one in enumerate(traits):
+    for row, features_of_one in enumerate(features):
         inputs, flags = [], []
-        for place, value in enumerate(traits_of_one):
-            usual, over = traits_of_one[place % own], traits_of_one[own + place % own]
+        for place, value in enumerate(features_of_one):
+            usual, over = features_of_one[place % own], features_of_one[own + place % own]
             flags.append(usual == UNKNOWN or (place >= own and usual - over == UNKNOWN))
             away = (value - found["centre"][place]) / found["scale"][place]
             inputs.append(0.0 if flags[-1] else max(-5.0, min(5.0, away)))

@@ -45,8 +45,8 @@ from forecast_autotune.core.job import Recording
 from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
+from forecast_autotune.surrogates.feature_columns import LAUNCH_FEATURES
 from forecast_autotune.surrogates.prior import SHIPPED, Width, read_prior, shipped_prior, width_columns
-from forecast_autotune.surrogates.static_features import LAUNCH_FEATURES
 
 NONE_RAN = Failure(stage="launch", message="no")
 
@@ -94,9 +94,9 @@ def test_a_trace_is_read_as_octaves_around_its_median(traces: list[Path]) -> Non
     one, plain = read_example(traces[0]), read_example(traces[4])
     assert (one.name, one.kernel) == ("one.0.jsonl.gz", "one")
     assert np.median(one.log2_time) == pytest.approx(0.0)
-    assert one.traits is not None
-    assert len(one.traits) == 30
-    assert plain.traits is None
+    assert one.features is not None
+    assert len(one.features) == 30
+    assert plain.features is None
     assert set(plain.broken) == {"few_threads", "large_block", "little_work"}
 
 
@@ -163,7 +163,7 @@ def test_trees_weigh_kernels_by_the_root_of_their_configs(traces: list[Path], mo
     one, _, other, *_ = examples(traces)
     # Nothing tells the configs apart, so all that trees learn is the mean over both kernels.
     of = [
-        replace(e, traits=np.zeros((n, len(LAUNCH_FEATURES))), log2_time=np.full(n, y))
+        replace(e, features=np.zeros((n, len(LAUNCH_FEATURES))), log2_time=np.full(n, y))
         for e, n, y in ((one, 16, 1.0), (other, 144, 0.0))
     ]
     expected = fit_launches(of, trees=4).each_tree(np.zeros((1, len(LAUNCH_FEATURES))))
@@ -477,6 +477,6 @@ def test_the_shipped_model_is_what_the_suites_recordings_give() -> None:
     assert np.abs(fitted.value - found.value).max() < 1e-3
     assert fitted.networks is not None
     assert found.networks is not None
-    some = np.vstack([e.traits for e in corpus()[::40] if e.traits is not None])
+    some = np.vstack([e.features for e in corpus()[::40] if e.features is not None])
     of_both = (networks.expected(some).mean(axis=0) for networks in (fitted.networks, found.networks))
     assert np.corrcoef(*of_both)[0, 1] > 0.9  # their last digits depend on the machine's arithmetic

@@ -32,17 +32,17 @@ _OF_A_LAUNCH = (
     "stages_used", "stored", "arithmetic_per_thread", "access",
 )  # fmt: skip
 LAUNCH_FEATURES = (*_OF_A_LAUNCH, *(f"{name}_over_default" for name in _OF_A_LAUNCH))
-"""What `launch_features` gives, in this order; sizes, counts and times as log2."""
+"""What `launch_columns` gives, in this order; sizes, counts and times as log2."""
 
 
-def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
+def launch_columns(static_features: Sequence[Mapping[str, float]], hardware: Hardware) -> Array:
     """What is known of each config's launches without compiling, as numbers that compare across kernels.
 
     The first config is the default, and people mostly write one down that does well: half the columns say how far others
     are from it, or where it is not described, from the first config that is.
 
     Args:
-        described: of each config, as `Job.static_features`.
+        static_features: of each config, as `Job.static_features`.
         hardware: whose sheet counts.
     Returns:
         shape `(configs, len(LAUNCH_FEATURES))`; `UNKNOWN` where nothing is known.
@@ -50,7 +50,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     import numpy as np
 
     def column(name: str) -> Array:
-        return feature_column(described, name)
+        return feature_column(static_features, name)
 
     def log2(values: Array, least: float = 0.0) -> Array:
         return np.log2(np.where(values + least > 0, values + least, np.nan))
@@ -59,7 +59,7 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
     threads, programs, blocks = column("threads"), column("programs"), column("blocks_per_unit")
     tile_m, tile_n = log2(column("tile_m")), log2(column("tile_n"))
     bound, memory, flops = (
-        log2(estimated_us(described), 0.5),
+        log2(estimated_us(static_features), 0.5),
         log2(column("us_memory"), 0.5),
         log2(column("us_flops"), 0.5),
     )
@@ -81,12 +81,12 @@ def launch_features(described: Sequence[Mapping[str, float]], hardware: Hardware
         *_of_a_unit(column),
     ]  # fmt: skip
     features = np.nan_to_num(np.stack(columns, axis=1), nan=UNKNOWN, posinf=UNKNOWN, neginf=UNKNOWN)
-    default = next((i for i, d in enumerate(described) if d), 0)
+    default = next((i for i, d in enumerate(static_features) if d), 0)
     return np.hstack([features, features - features[default]])
 
 
 def unknown_features(features: Array) -> NDArray[np.bool_]:
-    """Which of the numbers of `launch_features` stand for what is unknown, of a config or of the one it is compared with."""
+    """Which of the numbers of `launch_columns` stand for what is unknown, of a config or of the one it is compared with."""
     import numpy as np
 
     own, over = np.hsplit(features, 2)
@@ -122,11 +122,11 @@ def _of_a_unit(column: Callable[[str], Array]) -> list[Array]:
         ]
 
 
-def feature_column(described: Sequence[Mapping[str, float]], name: str, missing: float = math.nan) -> Array:
+def feature_column(static_features: Sequence[Mapping[str, float]], name: str, missing: float = math.nan) -> Array:
     """A number of each config; where it is not told, or none that a launch can have (negative, beyond `MOST`), `missing`."""
     import numpy as np
 
-    values = np.array([d.get(name, math.nan) for d in described], dtype=float)
+    values = np.array([d.get(name, math.nan) for d in static_features], dtype=float)
     with np.errstate(invalid="ignore"):
         return np.where((values >= 0) & (values <= MOST), values, missing)
 
@@ -137,12 +137,12 @@ def _log2_or_nan(values: Array) -> Array:
     return np.log2(np.where(values > 0, values, np.nan))
 
 
-def estimated_us(described: Sequence[Mapping[str, float]]) -> Array:
+def estimated_us(static_features: Sequence[Mapping[str, float]]) -> Array:
     """The longer of moving and computing, of each config in microseconds; where neither is told, the bound; else nan."""
     import numpy as np
 
-    estimate = np.fmax(feature_column(described, "us_memory"), feature_column(described, "us_flops"))
-    return np.where(np.isnan(estimate), feature_column(described, "us_bound"), estimate)
+    estimate = np.fmax(feature_column(static_features, "us_memory"), feature_column(static_features, "us_flops"))
+    return np.where(np.isnan(estimate), feature_column(static_features, "us_bound"), estimate)
 
 
 def _or_nan(reduce: Callable[[Array], float], values: Array) -> float:
