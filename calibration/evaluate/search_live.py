@@ -32,7 +32,7 @@ from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.processes.box import require_box
 from forecast_autotune.program_search.archive import Archive
 from forecast_autotune.program_search.budget import SearchBudget
-from forecast_autotune.program_search.candidate import Candidate, TriedCandidate, incumbent
+from forecast_autotune.program_search.candidate import HAND_WRITTEN, SEED, Candidate, TriedCandidate, incumbent
 from forecast_autotune.program_search.descriptions import describer_of
 from forecast_autotune.program_search.examiner import Examiner, Result, is_fastest, mean_us
 from forecast_autotune.program_search.finals import in_turns
@@ -201,7 +201,7 @@ class LiveTask:
         self.examiner.end_waiting_workers()
         for final in in_turns(self.task, entrants, sizes, self.examiner, self.preparer):
             one = final.candidate
-            by_hand = one.proposer in ("seed", "hand-written")
+            by_hand = one.proposer in (SEED, HAND_WRITTEN)
             yield {
                 "what": "final", "task": self.task.name, "hardware": self.hardware.name, "by_hand": by_hand,
                 "of": [name for name, (_, best) in self.best.items() if best.digest == one.digest],

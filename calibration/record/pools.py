@@ -36,11 +36,11 @@ from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.program_search.archive import Archive
-from forecast_autotune.program_search.candidate import Candidate, TriedCandidate
+from forecast_autotune.program_search.candidate import SEED, Candidate, TriedCandidate
 from forecast_autotune.program_search.descriptions import CandidateDescriber, Described, describer_of
 from forecast_autotune.program_search.examiner import Examiner, Result
 from forecast_autotune.program_search.forecasts import configs_of, knobs_of
-from forecast_autotune.program_search.proposers.rewriting import rewrites_of
+from forecast_autotune.program_search.proposers.rewriting import draw_rewrite, rewrites_of
 from forecast_autotune.program_search.rules import refused
 from forecast_autotune.program_search.run import toolchain_of
 from forecast_autotune.program_search.runners import Loadable, preparer
@@ -52,7 +52,7 @@ from ..command import positive
 from ..paths import POOLS
 from ..search_tasks import SIZES, search_tasks
 
-SEED = 11
+DRAW_SEED = 11
 DEPTH = 4  # steps from the kernel's own source at most
 DEFAULTS = 0.5  # share of programs under their variant's default config
 WRITE_EVERY_S = 30.0  # so that a recording that is killed leaves traces too
@@ -70,7 +70,7 @@ class Pool:
     traces: tuple[str, ...]
 
 
-def programs(task: SearchTask, seed: int = SEED) -> Iterator[Candidate]:
+def programs(task: SearchTask, seed: int = DRAW_SEED) -> Iterator[Candidate]:
     """Programs some steps from a task's own source, in a seeded order, without an end; some come twice."""
     draw = random.Random(f"{seed} {task.name}")
     while True:
@@ -87,11 +87,8 @@ def programs(task: SearchTask, seed: int = SEED) -> Iterator[Candidate]:
             by_rules=True,
         )
         for _ in range(draw.randint(1, DEPTH)):
-            by_kind: dict[str, list[tuple[str, str]]] = {}
-            for step in rewrites_of(task.language)(one.source, task.entries.get(variant, "")):
-                by_kind.setdefault(step[0].partition("@")[0], []).append(step)
-            if by_kind:
-                label, source = draw.choice(by_kind[draw.choice(sorted(by_kind))])
+            if steps := rewrites_of(task.language)(one.source, task.entries.get(variant, "")):
+                label, source = draw_rewrite(steps, draw)
                 one = replace(one, source=source, steps=(*one.steps, label))
         if one.source != task.text_of(variant):
             yield one
@@ -149,7 +146,7 @@ class _Recorder:
             why = made.message if isinstance(made, Failure) else result.outcome if result else ""
             raise InvalidInputError(f"{task.name}'s own source fails, so no pool can be made of it: {why}")
         if task.seed not in self.archive:
-            self._keep(task.seed, "seed", result, made.code or result.code)
+            self._keep(task.seed, SEED, result, made.code or result.code)
         self.codes = {tried.code for tried in self.archive if tried.code}
         self.alike = {self._read(tried.candidate) for tried in self.archive}
 
@@ -262,7 +259,7 @@ def write_pool(
             static_features={config: each for config in outcomes if (each := told.get(config, {}).get(size))},
         )
         paths.append(to / f"{task.name}.{size}.{name}.jsonl.gz")
-        write_trace(recording, paths[-1], recorded={"by": "record-pool", "seed": SEED, "depth": DEPTH})
+        write_trace(recording, paths[-1], recorded={"by": "record-pool", "seed": DRAW_SEED, "depth": DEPTH})
     paths.append(to / f"{task.name}.{name}.programs.jsonl.gz")
     lines: list[dict[str, object]] = [
         {

@@ -165,7 +165,9 @@ def _row(result: SearchResult, final: Final) -> tuple[str, ...]:
     times = [as_time(final.times_us.get(name)) for name in result.finals.seed.times_us] if final.times_us else []
     missing = [""] * (len(result.finals.seed.times_us) - len(times))
     speed = final.failure.partition("\n")[0][:120] if final.failure else f"{result.finals.speedup(final):.3f}x"
-    what = "; ".join(step for step in final.candidate.steps if "@" in step or step.startswith("model"))
+    from ..program_search.steps import is_by_model, rewrite_of
+
+    what = "; ".join(step for step in final.candidate.steps if rewrite_of(step) is not None or is_by_model(step))
     return (what or final.candidate.proposer, str(final.candidate.config), *times, *missing, speed)
 
 

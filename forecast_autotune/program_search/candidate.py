@@ -21,13 +21,17 @@ _CPP_TOKENS = re.compile(
     re.DOTALL | re.MULTILINE,
 )
 
+SEED = "seed"  # who proposed the task's own source, and why it was tried
+HAND_WRITTEN = "hand-written"  # who proposed what a person wrote beside it
+PROMISE, RANDOM, REPAIR = "promise", "random", "repair"  # why others were tried
+
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A program to try: its text, which of its variants is called, and the knobs it is called with.
 
-    `steps` says in words what was done to the task's own source, one after the other, back to the seed. `parents` are
-    digests. `by_rules` says that no model wrote any of it: rewrites made it of what a person wrote.
+    `steps` are labels of what was done to the task's own source, one after the other, back to the seed; `steps.py` reads
+    them. `parents` are digests. `by_rules` says that no model wrote any of it: rewrites made it of what a person wrote.
     """
 
     source: str = field(repr=False)
@@ -48,6 +52,11 @@ class Candidate:
     def source_digest(self) -> str:
         """The same for all configs of one text."""
         return digest(normalised(self.source, self.language))[:8]
+
+    @property
+    def last_step(self) -> str:
+        """What was done last, in a line."""
+        return self.steps[-1].splitlines()[0] if self.steps else "the task's own source"
 
 
 @lru_cache(maxsize=512)
@@ -89,7 +98,7 @@ def _normalised_python(source: str) -> str:
 class TriedCandidate:
     """A candidate with its outcome, as the archive keeps it.
 
-    `chosen` says why it was tried: `seed`, `promise`, `random`, `repair`. `times_us` holds the median of
+    `chosen` says why it was tried: `SEED`, `PROMISE`, `RANDOM`, `REPAIR`. `times_us` holds the median of
     each size, by its name. `code` is a digest of what it was compiled to; empty where that is not known.
     """
 

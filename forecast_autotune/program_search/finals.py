@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ..core.outcome import SWITCH_MARGIN, Failure, Measurement
 from ..core.text import shortened
-from .candidate import Candidate, TriedCandidate, fastest_first
+from .candidate import HAND_WRITTEN, Candidate, TriedCandidate, fastest_first
 from .examiner import Examiner, Result
 from .runners import Loadable, Preparer
 from .task import SearchTask, Sizes
@@ -131,7 +131,7 @@ def _decided(seed: Final, entrants: Sequence[Final], simplest: Candidate, none_r
         return Finals(
             seed=seed, finals=entrants, winner=None, reason=f"the seed itself failed in the finals: {seed.failure}"
         )
-    running = [f for f in entrants if not f.failure and f.candidate.proposer != "hand-written"]
+    running = [f for f in entrants if not f.failure and f.candidate.proposer != HAND_WRITTEN]
     best = max(running, key=undecided.speedup, default=None)
     if best is None:
         reason = none_ran or "nothing that ran in the search runs at the sizes held out"

@@ -20,6 +20,7 @@ from ..features.lazy_static_features import LazyStaticFeatures
 from ..protocols import Surrogate
 from .candidate import Candidate, TriedCandidate
 from .descriptions import CandidateDescriber, Described, Features, over_sizes
+from .steps import is_by_model, rewrite_of
 from .task import SearchTask
 from .turns import turn_on
 
@@ -155,11 +156,10 @@ def knobs_of(candidate: Candidate, task: SearchTask) -> Mapping[str, Value]:
     knobs |= {knob_name(candidate.variant, name, task): value for name, value in candidate.config.knobs.items()}
     written = False
     for step in candidate.steps:
-        what, at, how = step.rpartition("=")
-        if at and "@" in what and " " not in what:
-            knobs[what] = int(how) if how.isdigit() else how
-        else:
-            written |= step.startswith("model:")
+        rewrite = rewrite_of(step)
+        if rewrite is not None:
+            knobs[rewrite.knob] = rewrite.how
+        written |= is_by_model(step)
     if written:
         knobs["text"] = candidate.source_digest
     return knobs

@@ -29,7 +29,7 @@ class Step:
     def __str__(self) -> str:
         if self.knob:
             return f"{self.knob}={self.child.config.knobs[self.knob]}"
-        return self.child.steps[-1].splitlines()[0]
+        return self.child.last_step
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from ..core.outcome import Failure, Measurement
 from ..errors import NoWorkingConfigError
 from .archive import Archive
 from .budget import SearchBudget
-from .candidate import Candidate, TriedCandidate, incumbent
+from .candidate import PROMISE, RANDOM, REPAIR, SEED, Candidate, TriedCandidate, incumbent
 from .examiner import Examiner, Result
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView, why_nothing
@@ -134,7 +134,7 @@ class SearchLoop:
     def _try_seed(self) -> None:
         """Examine the task's own source. It is run again by each process: what it shows is what candidates are held
         against."""
-        known = next((t for t in self.archive if t.chosen == "seed"), None)
+        known = next((t for t in self.archive if t.chosen == SEED), None)
         made = self.preparer.prepare(self.task.seed)
         if isinstance(made, Failure):
             raise NoWorkingConfigError(f"{self.task.name}'s own source does not build: {made.message}")
@@ -151,7 +151,7 @@ class SearchLoop:
                     candidate=self.task.seed,
                     outcome=result.outcome,
                     forecast=None,
-                    chosen="seed",
+                    chosen=SEED,
                     times_us=result.times_us,
                     code=made.code or result.code,
                 )
@@ -190,7 +190,7 @@ class SearchLoop:
             at_random = is_turn or unforecast
             i = draw.choice(fresh or left) if at_random else max(left, key=lambda i: (_promise(forecasts[i], over), -i))
             left.remove(i)
-            chosen.append((pool[i], forecasts[i], "random" if at_random else "promise"))
+            chosen.append((pool[i], forecasts[i], RANDOM if at_random else PROMISE))
         known = sorted((i for i in left if forecasts[i] is not None), key=lambda i: -_promise(forecasts[i], over))
         if unforecast:  # a surrogate that fails once is no reason to forget what waits
             known = [i for i in left if pool[i].digest in left_over]
@@ -200,7 +200,7 @@ class SearchLoop:
     @staticmethod
     def _gained(view: SearchView) -> float:
         """Log2 speed-up of the fastest so far against the seed."""
-        seed = next((t for t in view.tried if t.chosen == "seed"), None)
+        seed = next((t for t in view.tried if t.chosen == SEED), None)
         best = view.incumbent
         if seed is None or best is None or not seed.time_us or not best.time_us:
             return 0.0
@@ -220,7 +220,7 @@ class SearchLoop:
             self.budget.built += 1
             self.twins.add(candidate.digest)
             self._count_unused(candidate, "compiling to the same as another program")
-            text = f"{_step(candidate)}: compiles to the same as {twin.digest[:8]}, and is not measured"
+            text = f"{candidate.last_step}: compiles to the same as {twin.digest[:8]}, and is not measured"
             self.listener(SearchEvent(text=text))
         failed = [tried for tried in self._tried(ready) if isinstance(tried.outcome, Failure)]
         for one in failed:
@@ -233,7 +233,7 @@ class SearchLoop:
     def _repair(self, failed: TriedCandidate) -> None:
         mended = self.proposer.repair(self._view(), failed)
         if mended is not None and mended not in self.archive and not refused(mended, self.task):
-            self._tried([(mended, None, "repair", self.preparer.prepare(mended))])
+            self._tried([(mended, None, REPAIR, self.preparer.prepare(mended))])
 
     def _tried(
         self, ready: Sequence[tuple[Candidate, Forecast | None, str, Loadable | Failure]]
@@ -282,7 +282,7 @@ def _promise(forecast: Forecast | None, over: float) -> float:
 
 
 def _told(tried: TriedCandidate, best: TriedCandidate | None) -> str:
-    how = _step(tried.candidate)
+    how = tried.candidate.last_step
     if isinstance(tried.outcome, Failure):
         return f"{how}: {tried.outcome.stage}: {tried.outcome.message.splitlines()[0][:160]}"
     text = f"{how}: {tried.time_us:.4g} us"
@@ -291,13 +291,9 @@ def _told(tried: TriedCandidate, best: TriedCandidate | None) -> str:
     return text
 
 
-def _step(candidate: Candidate) -> str:
-    return candidate.steps[-1].splitlines()[0] if candidate.steps else "the task's own source"
-
-
 def speedups(tried: Sequence[TriedCandidate]) -> Mapping[str, float]:
     """Log2 speed-up of each candidate that ran against the seed, by digest."""
-    seed = next((t.time_us for t in tried if t.chosen == "seed"), None)
+    seed = next((t.time_us for t in tried if t.chosen == SEED), None)
     if not seed:
         return {}
     return {t.candidate.digest: math.log2(seed / t.time_us) for t in tried if t.time_us}

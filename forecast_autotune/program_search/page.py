@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..core.outcome import Failure
-from .candidate import TriedCandidate
+from .candidate import PROMISE, RANDOM, REPAIR, SEED, TriedCandidate
 from .loop import speedups
 
 if TYPE_CHECKING:
     from .run import SearchResult
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 300, 60, 40, 16
-COLOURS = {"seed": "#333333", "promise": "#1f77b4", "random": "#ff7f0e", "repair": "#2ca02c"}
+COLOURS = {SEED: "#333333", PROMISE: "#1f77b4", RANDOM: "#ff7f0e", REPAIR: "#2ca02c"}
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:50em;margin:2em auto;padding:0 1em;color:#222}"
     "svg{width:100%;height:auto}pre{background:#f4f4f4;padding:1em;overflow:auto;font-size:12px}"
@@ -54,21 +54,19 @@ def page_of(result: SearchResult) -> str:
 
 def _best_so_far(tried: Sequence[TriedCandidate]) -> str:
     gained = speedups(tried)
-    lines: dict[str, list[tuple[float, float]]] = {"promise": [], "random": []}
+    lines: dict[str, list[tuple[float, float]]] = {PROMISE: [], RANDOM: []}
     for name, line in lines.items():
         best = -math.inf
         for i, one in enumerate(tried):
             value = gained.get(one.candidate.digest)
-            counts = name == "promise" or one.chosen in ("seed", "random")
+            counts = name == PROMISE or one.chosen in (SEED, RANDOM)
             if value is not None and counts:
                 best = max(best, value)
             if best > -math.inf:
                 line.append((float(i + 1), best))
     axes = _Axes([x for line in lines.values() for x, _ in line], [y for line in lines.values() for _, y in line])
     drawn = [axes.steps(line, COLOURS[name]) for name, line in lines.items()]
-    return axes.svg(
-        [*drawn, axes.legend({"all": COLOURS["promise"], "drawn at random": COLOURS["random"]})], "measured"
-    )
+    return axes.svg([*drawn, axes.legend({"all": COLOURS[PROMISE], "drawn at random": COLOURS[RANDOM]})], "measured")
 
 
 def _lineage(tried: Sequence[TriedCandidate]) -> str:
@@ -85,8 +83,9 @@ def _lineage(tried: Sequence[TriedCandidate]) -> str:
     for t in tried:
         failed = isinstance(t.outcome, Failure)
         colour = "#d62728" if failed else COLOURS.get(t.chosen, "#333333")
-        step = t.candidate.steps[-1].splitlines()[0][:100] if t.candidate.steps else "the task's own source"
-        drawn.append(axes.dot(places[t.candidate.digest], colour, f"{t.candidate.proposer}: {step}"))
+        drawn.append(
+            axes.dot(places[t.candidate.digest], colour, f"{t.candidate.proposer}: {t.candidate.last_step[:100]}")
+        )
     return axes.svg([*drawn, axes.legend({**COLOURS, "failed": "#d62728"})], "measured")
 
 
@@ -101,7 +100,7 @@ def _forecasts(pairs: Sequence[tuple[float, float, str]]) -> str:
         axes.dot((f, m), COLOURS.get(chosen, "#333333"), f"{2**f:.2f}x forecast, {2**m:.2f}x measured")
         for f, m, chosen in pairs
     ]
-    return axes.svg([*drawn, axes.legend({n: c for n, c in COLOURS.items() if n != "seed"})], "log2 speed-up, forecast")
+    return axes.svg([*drawn, axes.legend({n: c for n, c in COLOURS.items() if n != SEED})], "log2 speed-up, forecast")
 
 
 class _Axes:

@@ -20,7 +20,7 @@ from ..store.filesystem import make_folder
 from ..surrogates.by_name import make_surrogate
 from .archive import Archive
 from .budget import AnswerTally, SearchBudget
-from .candidate import Candidate, TriedCandidate, incumbent
+from .candidate import HAND_WRITTEN, Candidate, TriedCandidate, incumbent
 from .descriptions import describer_of
 from .examiner import Examiner
 from .finals import Final, Finals, run_finals
@@ -80,7 +80,7 @@ class SearchResult:
     @property
     def best_by_hand(self) -> Final | None:
         """The fastest that a person wrote, the seed aside."""
-        by_hand = [f for f in self.finals.finals if f.candidate.proposer == "hand-written" and not f.failure]
+        by_hand = [f for f in self.finals.finals if f.candidate.proposer == HAND_WRITTEN and not f.failure]
         return max(by_hand, key=self.finals.speedup, default=None)
 
     @property

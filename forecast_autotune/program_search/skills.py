@@ -19,6 +19,7 @@ from ..store import encoding
 from ..store.searches import SearchFile
 from .candidate import Candidate, TriedCandidate
 from .lineage import TIE, Step, StepEffect, WalkedBack
+from .steps import rewrite_of
 from .task import SearchTask
 
 MAX_SHOWN = 2_000  # characters of a difference
@@ -107,14 +108,13 @@ class StepSkill(KnobEffect):
 
 
 def step_of(label: str) -> tuple[str, str, Value]:
-    """What was done, where, and how, of a rewrite's label `what@where=how`; of another step that it is a text's."""
-    before, equals, how = label.rpartition("=")
-    what, at, where = before.partition("@")
-    if not equals or not at or " " in what:
+    """What was done, where, and how, of a rewrite's label; of another step that it is a text's."""
+    rewrite = rewrite_of(label)
+    if rewrite is None:
         return TEXT, "", label
-    if what == "option":  # is its own place: it holds for the whole text
-        what, where = f"option {where}", ""
-    return what, where, int(how) if how.isdigit() else how
+    if rewrite.kind == "option":  # is its own place: it holds for the whole text
+        return f"option {rewrite.place}", "", rewrite.how
+    return rewrite.kind, rewrite.place, rewrite.how
 
 
 def numbers(sizes: Mapping[str, object]) -> dict[str, Value]:
@@ -197,7 +197,7 @@ def _is_same(what: str, after: Value, parent: Candidate, child: Candidate) -> bo
     if parent.variant != child.variant:
         return False
     if parent.source != child.source:
-        done, _, how = step_of(child.steps[-1].splitlines()[0])
+        done, _, how = step_of(child.last_step)
         return (done, how) == (what, after)
     changed = {k: v for k, v in child.config.knobs.items() if parent.config.knobs.get(k) != v}
     return changed == {what: after}

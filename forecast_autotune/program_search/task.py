@@ -19,7 +19,7 @@ from ..core.text import error_text, shown
 from ..core.workload import Work
 from ..errors import InvalidInputError
 from ..measure.probe import nvcc_path
-from .candidate import Candidate, normalised
+from .candidate import HAND_WRITTEN, SEED, Candidate, normalised
 
 MAX_SEARCHED = 2  # sizes a candidate is timed at, where the caller does not say; the others are held out
 
@@ -116,7 +116,7 @@ class SearchTask:
             language=self.language,
             variant=variant,
             config=self.spaces[variant].default,
-            proposer="seed",
+            proposer=SEED,
             by_rules=True,
         )
 
@@ -134,7 +134,7 @@ class SearchTask:
                     language=self.language,
                     variant=variant,
                     config=config,
-                    proposer="hand-written",
+                    proposer=HAND_WRITTEN,
                     by_rules=True,
                 )
                 if made.digest != self.seed.digest:

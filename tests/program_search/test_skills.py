@@ -29,6 +29,7 @@ from forecast_autotune.program_search.proposers.rewriting import Skilled, rewrit
 from forecast_autotune.program_search.proposers.written import _skills
 from forecast_autotune.program_search.runners import Loadable
 from forecast_autotune.program_search.skills import StepSkill, _cases, learn, skills_in, step_of
+from forecast_autotune.program_search.steps import Rewrite, is_by_model, rewrite_of
 from forecast_autotune.program_search.task import SearchTask
 from forecast_autotune.store.searches import SearchFile
 
@@ -266,3 +267,10 @@ def test_an_option_is_its_own_place_and_a_models_step_its_own_how() -> None:
     assert step_of("option@unroll-loops=on") == ("option unroll-loops", "", "on")
     assert step_of("num_stages@kernel.range0=3") == ("num_stages", "kernel.range0", 3)
     assert step_of("model: a = b") == ("text", "", "model: a = b")
+
+
+def test_knobs_are_no_rewrite_whatever_their_names_and_values() -> None:
+    assert rewrite_of("unroll@loop0=4") == Rewrite(kind="unroll", place="loop0", how=4)
+    for label in ("MODE=a@b N=4", "N=4 MODE=a@b", "variant=other MODE=a@b,N=4", "model_dim=4", "model: a@b=4"):
+        assert rewrite_of(label) is None
+        assert is_by_model(label) == (label == "model: a@b=4")

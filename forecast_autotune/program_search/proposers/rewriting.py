@@ -11,6 +11,7 @@ from ...core.config import Config
 from ...core.digest import Value
 from ..candidate import Candidate, TriedCandidate
 from ..skills import step_of
+from ..steps import kind_of
 from .base import SearchView
 from .crossing import crossed
 
@@ -128,12 +129,16 @@ class Rewrites(_Drawing):
         steps = rewrites_of(parent.language)(parent.source, view.task.entries.get(parent.variant, ""))
         if not steps:
             return None
-        by_kind: dict[str, list[tuple[str, str]]] = {}
-        for step in steps:
-            by_kind.setdefault(step[0].partition("@")[0], []).append(step)
-        # Each kind alike, however many places it has
-        label, source = draw.choice(by_kind[draw.choice(sorted(by_kind))])
+        label, source = draw_rewrite(steps, draw)
         return self._child(parent, label, source=source)
+
+
+def draw_rewrite(steps: Iterable[tuple[str, str]], draw: random.Random) -> tuple[str, str]:
+    """One of several rewrites, each kind as likely as another, however many places it has."""
+    by_kind: dict[str, list[tuple[str, str]]] = {}
+    for step in steps:
+        by_kind.setdefault(kind_of(step[0]), []).append(step)
+    return draw.choice(by_kind[draw.choice(sorted(by_kind))])
 
 
 class Skilled(_Drawing):

@@ -20,6 +20,7 @@ from ...language.server import ServedModel, WrittenAnswer
 from ...settings import Settings, check_surrogate
 from ..budget import AnswerTally, SearchBudget
 from ..candidate import Candidate, TriedCandidate
+from ..steps import model_label
 from .base import SearchView
 
 log = logging.getLogger(__name__)
@@ -265,7 +266,7 @@ class ModelProposer:
             source=source,
             proposer=self.name,
             parents=(parent.digest,),
-            steps=(*parent.steps, f"model: {_headline(answer)}"),
+            steps=(*parent.steps, model_label(_headline(answer))),
             by_rules=False,
         )
 
