@@ -41,7 +41,7 @@ from forecast_autotune.program_search.descriptions import CandidateDescriber, De
 from forecast_autotune.program_search.examiner import Examiner, Result
 from forecast_autotune.program_search.forecasts import configs_of, knobs_of
 from forecast_autotune.program_search.proposers.rewriting import draw_rewrite, rewrites_of
-from forecast_autotune.program_search.rules import refused
+from forecast_autotune.program_search.rules import broken_rule
 from forecast_autotune.program_search.run import toolchain_of
 from forecast_autotune.program_search.runners import Loadable, preparer
 from forecast_autotune.program_search.task import SearchTask
@@ -159,7 +159,7 @@ class _Recorder:
         """New programs, so many at a time as are checked side by side."""
         batch: dict[str, Candidate] = {}
         for one in islice(programs(self.task), most):
-            if self._read(one) not in self.alike and not refused(one, self.task):
+            if self._read(one) not in self.alike and not broken_rule(one, self.task):
                 self.alike.add(self._read(one))
                 batch[one.digest] = one
             if len(batch) == self.examiner.beside:

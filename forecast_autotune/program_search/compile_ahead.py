@@ -84,7 +84,7 @@ class AheadCompiler:
                 contextlib.suppress(WorkerDiedError, WorkerRaisedError, WorkerTimeoutError),  # what it made is there
             ):
                 worker.receive(TIMEOUT_S, beside.watch)
-        except without_gpu.ITS_OWN as err:
+        except without_gpu.FINDS_NOTHING as err:
             log.info("a candidate is compiled where it runs: %r", err)
             return None
         return folder / TRITON_FOLDER

@@ -28,7 +28,7 @@ from .run_folders import remove
 from .runners import Loadable, Preparer, PythonPreparer
 from .task import SearchTask
 from .trial import load
-from .turns import turn_on
+from .turns import turn_at_device
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class CandidateDescriber:
         self._folder, self._is_read = folder, task.language == "cuda"
         self._preparer: Preparer = CudaPreparer(task) if self._is_read else PythonPreparer(task, folder)
         told = told_of if self._is_read else without_gpu.without_data
-        with turn_on(task.device, alone=False):
+        with turn_at_device(task.device, alone=False):
             self._calls = {
                 name: [told(value) for value in task.make_inputs(sizes, 0, task.device)]
                 for name, sizes in task.sizes.items()
@@ -107,7 +107,7 @@ class CandidateDescriber:
                     self._known[one.digest] = described
             finally:
                 remove(folder)
-        except without_gpu.ITS_OWN as err:
+        except without_gpu.FINDS_NOTHING as err:
             log.info("a candidate is forecast without a description: %r", err)
 
     def _described(self, made: Sequence[Loadable], folder: Path, watch: Callable[[], None]) -> Iterator[Described]:

@@ -61,7 +61,7 @@ class _ImplausiblyFastError(WrongError):
     """A candidate was done before it can have been."""
 
 
-class _UnfitError(WrongError):
+class _IncomparableError(WrongError):
     """A call returned what cannot be compared, or has no gradients."""
 
 
@@ -198,7 +198,7 @@ class Exam:
         self.worker.send(message)
         answer = self.worker.receive(timeout_s)
         if "unfit" in answer:
-            raise _UnfitError(str(answer["unfit"]))
+            raise _IncomparableError(str(answer["unfit"]))
         if "raised" in answer:
             raise WorkerRaisedError(str(answer["raised"]))
         return answer
@@ -490,7 +490,7 @@ class Exam:
                 drawn = self._draw_enough(one)
                 try:
                     self.launch(drawn, self.timeout_s)
-                except _UnfitError as err:
+                except _IncomparableError as err:
                     if not self.is_seed:
                         raise
                     raise InvalidInputError(

@@ -50,7 +50,7 @@ from .runners import Loadable
 from .shared_workers import SharedWorker, SharedWorkers
 from .task import SearchTask, Sizes
 from .trial import serve_candidate
-from .turns import turn_on
+from .turns import turn_at_device
 
 log = logging.getLogger(__name__)
 
@@ -117,14 +117,14 @@ class Examiner:
         self.beside = min(CHECKED_BESIDE, max(1, usable_cores() // 2))
         self._folder = folder
         self._run: RunFolder | None = None
-        self._making = threading.Lock()
+        self._run_folder_lock = threading.Lock()
         self._warm: Path | None = None
         self._started: weakref.WeakSet[StartedWorker] = weakref.WeakSet()
         self._ahead = compiler_of(task, hardware, folder)
         self._shared = SharedWorkers(max(CHECKED_IN, self.beside))
         weakref.finalize(self, self._shared.close)
         self._ends = False  # whether what is being checked is to end
-        self._of_begun = threading.Lock()
+        self._started_lock = threading.Lock()
 
     def end_waiting_workers(self) -> None:
         """End the workers that wait for candidates; there are new ones where more are tried."""
@@ -134,13 +134,13 @@ class Examiner:
     def _checking(self, futures: Sequence[Future[Any]]) -> Iterator[ThreadPoolExecutor]:
         """Threads to check in, as nothing is timed, until these are done. After Ctrl-C, what has not begun is left, and the
         workers of the rest are ended: so each future must be added as soon as there is one."""
-        with turn_on(self.task.device, alone=False):
+        with turn_at_device(self.task.device, alone=False):
             pool = ThreadPoolExecutor(self.beside, thread_name_prefix=CHECKS)
             try:
                 yield pool
                 wait(futures)
             except BaseException:
-                with self._of_begun:
+                with self._started_lock:
                     self._ends = True
                     started = list(self._started)
                 for one in started:
@@ -351,7 +351,7 @@ class Examiner:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """The turn to time on this device: nothing is checked on it, nor timed by others."""
-        with turn_on(self.task.device, alone=True):
+        with turn_at_device(self.task.device, alone=True):
             yield
 
     def time(
@@ -410,14 +410,14 @@ class Examiner:
         asked = [*at_the_sizes(self.task), *further_checks(self.task)]
         try:
             with contextlib.ExitStack() as held:
-                with turn_on(self.task.device, alone=False):
+                with turn_at_device(self.task.device, alone=False):
                     started = held.enter_context(contextlib.closing(self._start_worker(candidate, self._warm)))
                     exam = held.enter_context(Exam(self.task, self.hardware, self.baseline, started, is_seed=True))
                     exam.load(candidate.message)
                     exam.check(asked)
                     if self._ahead is not None:
                         self._ahead.draw(asked)  # now, for later nobody keeps others from timing meanwhile
-                with turn_on(self.task.device, alone=True):
+                with turn_at_device(self.task.device, alone=True):
                     timed = self._timed(exam, None, sizes)
                 compiled = started.folder / TRITON_FOLDER
                 code = compiled_to(compiled, self._warm)
@@ -446,7 +446,7 @@ class Examiner:
 
     def _own_folder(self, name: str) -> Path:
         """A new folder that no other search has: not even one in another container, whose process may have the same id."""
-        with self._making:
+        with self._run_folder_lock:
             if self._run is None:
                 self._run = RunFolder(self._folder)
                 weakref.finalize(self, self._run.close)
@@ -482,7 +482,7 @@ class Examiner:
                 raise NoBoxError(str(err)) from None
             raise
         started = StartedWorker(worker=worker, file=file, bytes=self.bytes, folder=folder)
-        with self._of_begun:
+        with self._started_lock:
             self._started.add(started)
             ends = self._ends
         if ends:  # it was starting when the others were ended

@@ -22,7 +22,7 @@ from .candidate import Candidate, TriedCandidate
 from .descriptions import CandidateDescriber, Described, Features, over_sizes
 from .steps import is_by_model, rewrite_of
 from .task import SearchTask
-from .turns import turn_on
+from .turns import turn_at_device
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class CandidateForecaster:
         sizes = next(iter(task.sizes.values()))
         self._work = None
         if task.work is not None:
-            with turn_on(task.device, alone=False):
+            with turn_at_device(task.device, alone=False):
                 self._work = task.work(*task.make_inputs(sizes, 0, task.device))
         self._workload = Workload(
             program=Program(name=task.name, language=task.language, source=task.source),
@@ -58,12 +58,12 @@ class CandidateForecaster:
         )
 
     def forecast(self, tried: Sequence[TriedCandidate], proposed: Sequence[Candidate]) -> list[Forecast | None]:
-        """For each candidate its log2 speed-up against the seed; None where nobody can say, and of what is refused."""
+        """For each candidate its log2 speed-up against the seed; None where nobody can say, and of what does not launch."""
         every = [self._task.seed, *(t.candidate for t in tried), *proposed]
         by_size = self._described(every)
         told = {name: over_sizes(each, list(self._task.sizes)) for name, each in by_size.items()}
-        refused = _refused(every, by_size, told)
-        kept = [one for one in every if one.digest not in refused]
+        unlaunchable = _unlaunchable(every, by_size, told)
+        kept = [one for one in every if one.digest not in unlaunchable]
         configs = configs_of(kept, self._task)
         of = {one.digest: config for one, config in zip(kept, configs, strict=True)}
         knobs = list(configs[0].knobs)
@@ -104,7 +104,7 @@ class CandidateForecaster:
         return {name: role for name, role in roles.items() if name in knobs}
 
 
-def _refused(
+def _unlaunchable(
     candidates: Sequence[Candidate], by_size: Mapping[str, Described], told: Mapping[str, Features]
 ) -> set[str]:
     """Digests of candidates, but never the seed's, that raise at some size, where they do not at another one, or where other
@@ -120,9 +120,9 @@ def _refused(
         for one in candidates
         if one.digest in told and not told[one.digest] and not _is_unknown(by_size[one.digest])
     ]
-    refused = {one.digest for one in raising if one.variant in described or any(by_size[one.digest].values())}
+    raises = {one.digest for one in raising if one.variant in described or any(by_size[one.digest].values())}
     overfull = {digest for digest, features in told.items() if features.get("register_share", 0.0) > 1.0}
-    return (refused | overfull) - {candidates[0].digest}
+    return (raises | overfull) - {candidates[0].digest}
 
 
 def _is_unknown(described: Described) -> bool:

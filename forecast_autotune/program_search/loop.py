@@ -23,7 +23,7 @@ from .candidate import PROMISE, RANDOM, REPAIR, SEED, Candidate, TriedCandidate,
 from .examiner import Examiner, Result
 from .forecasts import CandidateForecaster
 from .proposers.base import Proposer, SearchView, why_nothing
-from .rules import refused
+from .rules import broken_rule
 from .runners import Loadable, Preparer
 from .skills import StepSkill
 from .task import SearchTask
@@ -162,7 +162,7 @@ class SearchLoop:
         pool: dict[str, Candidate] = {}
         for one in self.proposer.propose(view, n):
             if one.digest not in view.known | self.twins and one.digest not in pool:
-                if why := refused(one, self.task):
+                if why := broken_rule(one, self.task):
                     log.info("a candidate of %s is refused: %s", one.proposer, why)
                     self._count_unused(one, f"against the rules ({why})")
                     continue
@@ -232,7 +232,7 @@ class SearchLoop:
 
     def _repair(self, failed: TriedCandidate) -> None:
         mended = self.proposer.repair(self._view(), failed)
-        if mended is not None and mended not in self.archive and not refused(mended, self.task):
+        if mended is not None and mended not in self.archive and not broken_rule(mended, self.task):
             self._tried([(mended, None, REPAIR, self.preparer.prepare(mended))])
 
     def _tried(

@@ -83,9 +83,8 @@ def _lineage(tried: Sequence[TriedCandidate]) -> str:
     for t in tried:
         failed = isinstance(t.outcome, Failure)
         colour = "#d62728" if failed else COLOURS.get(t.chosen, "#333333")
-        drawn.append(
-            axes.dot(places[t.candidate.digest], colour, f"{t.candidate.proposer}: {t.candidate.last_step[:100]}")
-        )
+        how = f"{t.candidate.proposer}: {t.candidate.last_step[:100]}"
+        drawn.append(axes.dot(places[t.candidate.digest], colour, how))
     return axes.svg([*drawn, axes.legend({**COLOURS, "failed": "#d62728"})], "measured")
 
 

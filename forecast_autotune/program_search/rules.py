@@ -62,8 +62,8 @@ _BUILTINS = frozenset(
 )
 
 
-def refused(candidate: Candidate, task: SearchTask) -> str:
-    """Why a candidate's text is not even built; empty where it may be."""
+def broken_rule(candidate: Candidate, task: SearchTask) -> str:
+    """The rule that a candidate's text breaks, for which it is not even built; empty where it may be."""
     source = task.text_of(candidate.variant)
     if len(candidate.source) > 8 * len(source) + 20_000:
         return f"its text of {len(candidate.source):,} characters is far longer than the task's own"

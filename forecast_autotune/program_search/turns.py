@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def turn_on(device: str, *, alone: bool) -> Iterator[None]:
+def turn_at_device(device: str, *, alone: bool) -> Iterator[None]:
     """Use a device beside what other searches check and draw on it, or alone, to time."""
     with ExitStack() as held:
         try:

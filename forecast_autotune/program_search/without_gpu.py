@@ -30,7 +30,7 @@ from .task import SearchTask
 BESIDE = 8  # workers at most
 MEMORY_BYTES = 4 << 30
 
-ITS_OWN = (
+FINDS_NOTHING = (
     WorkerDiedError, WorkerRaisedError, WorkersUnavailableError, WorkerTimeoutError,
     OSError, LookupError, UnicodeError,  # no disk, no such key, no text that can be written
 )  # fmt: skip

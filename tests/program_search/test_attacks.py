@@ -40,10 +40,10 @@ from forecast_autotune.program_search.candidate import Candidate
 from forecast_autotune.program_search.compiled_files import carry, compiled_to
 from forecast_autotune.program_search.exam import BATCHES, Exam, SeedBaseline, StartedWorker, WrongError
 from forecast_autotune.program_search.examiner import CheckReport, Examiner, Result
-from forecast_autotune.program_search.rules import refused
+from forecast_autotune.program_search.rules import broken_rule
 from forecast_autotune.program_search.runners import Loadable, PythonPreparer
 from forecast_autotune.program_search.task import SearchTask
-from forecast_autotune.program_search.turns import turn_on
+from forecast_autotune.program_search.turns import turn_at_device
 
 pytestmark = pytest.mark.skipif(bool(lacking()), reason=f"no box here: {lacking()}")
 
@@ -153,7 +153,7 @@ def test_nothing_starts_beside_what_others_time_on_the_device(bench: Bench, monk
     monkeypatch.setattr(Examiner, "_start_worker", noted)
     made = bench._prepared(bench.task.source)
     with ThreadPoolExecutor(1) as pool:
-        with turn_on(bench.task.device, alone=True):
+        with turn_at_device(bench.task.device, alone=True):
             exam = pool.submit(bench.examiner.examine, made, is_seed=True)
             with pytest.raises(TimeoutError):
                 exam.result(0.5)
@@ -198,7 +198,7 @@ def test_ctrl_c_begins_no_further_check_and_keeps_the_turn_until_all_end(
         events.append("checked")
         return CheckReport(everywhere=False)
 
-    monkeypatch.setattr(examiner_module, "turn_on", turn)
+    monkeypatch.setattr(examiner_module, "turn_at_device", turn)
     monkeypatch.setattr(examiner_module, "wait", waits)
     monkeypatch.setattr(Examiner, "_check", check)
     monkeypatch.setattr(bench.examiner, "beside", 1)
@@ -273,7 +273,7 @@ def test_a_timing_waits_for_what_others_check_on_the_device(bench: Bench) -> Non
             return bench.examiner.time(made, checked)
 
     with ThreadPoolExecutor(1) as pool, bench.examiner.checked([made]) as checks:
-        with turn_on(bench.task.device, alone=False):
+        with turn_at_device(bench.task.device, alone=False):
             timing = pool.submit(timed, checks[0])
             with pytest.raises(TimeoutError):
                 timing.result(1.0)
@@ -514,7 +514,7 @@ def test_candidates_are_timed_in_one_turn(bench: Bench, monkeypatch: pytest.Monk
         turns.append(alone)
         yield
 
-    monkeypatch.setattr(examiner_module, "turn_on", turn)
+    monkeypatch.setattr(examiner_module, "turn_at_device", turn)
     made = [bench.prepared(RIGHT), bench.prepared(f"{RIGHT}    pass\n"), bench.prepared("pass")]
     results = bench.examiner.examine_all(made, best_us={"large": 1e-3})
     assert [type(result.outcome) for result in results] == [Measurement, Measurement, Failure]
@@ -596,7 +596,7 @@ def test_what_is_faster_than_the_device_is_no_measurement(bench: Bench, tmp_path
 def test_a_fall_back_on_the_reference_is_refused() -> None:
     def why(body: str) -> str:
         source = f"{HEAD}\n\ndef double(x, out, *, PARTS):\n    {body}\n"
-        return refused(
+        return broken_rule(
             Candidate(source=source, language="triton", variant="plain", config=task().seed.config, proposer="test"),
             task(),
         )

@@ -197,7 +197,7 @@ def test_inputs_are_drawn_while_nobody_times(tmp_path: Path, monkeypatch: pytest
             drawn.append((list(turns), len(questions)))
 
     of = doubling_task()
-    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_on", turn)
+    monkeypatch.setattr("forecast_autotune.program_search.examiner.turn_at_device", turn)
     examiner = Examiner(of, detect_hardware("cpu"), tmp_path)
     examiner._ahead = Ahead()  # type: ignore[assignment]
     seed = PythonPreparer(of, tmp_path).prepare(of.seed)

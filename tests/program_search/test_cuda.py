@@ -42,7 +42,7 @@ from forecast_autotune.program_search.proposers.base import SearchView
 from forecast_autotune.program_search.proposers.c_text import blanked
 from forecast_autotune.program_search.proposers.cuda_rewrites import rewrites
 from forecast_autotune.program_search.proposers.rewriting import Knobs, Rewrites
-from forecast_autotune.program_search.rules import refused
+from forecast_autotune.program_search.rules import broken_rule
 from forecast_autotune.program_search.run import SearchResult
 from forecast_autotune.program_search.task import SearchTask, task_of
 
@@ -184,7 +184,7 @@ def test_rewrites_of_the_suite_are_named_differ_and_are_balanced(name: str) -> N
         assert text != source, step
         assert is_balanced(text), step
         assert "fast_math" not in text
-        assert not refused(replace(of.seed, source=text), of), step
+        assert not broken_rule(replace(of.seed, source=text), of), step
 
 
 def test_rewrites_of_rewrites_are_balanced_too() -> None:
@@ -297,15 +297,15 @@ def test_a_flag_stands_in_a_line_of_its_own_and_takes_the_place_of_another() -> 
 )
 def test_what_calls_a_library_or_asks_for_other_arithmetic_is_refused(text: str, why: str) -> None:
     of = cuda_task()
-    assert why in refused(replace(of.seed, source=text + SAXPY), of)
+    assert why in broken_rule(replace(of.seed, source=text + SAXPY), of)
     if "nvcc_flags" not in text:
         own = cuda_task(text + SAXPY)  # what a person's own source does, a candidate may
-        assert not refused(own.seed, own)
+        assert not broken_rule(own.seed, own)
 
 
 def test_a_thread_of_cpp_is_found_by_its_bare_name() -> None:
     of = replace(cuda_task(), language="c++")
-    assert "uses 'thread'" in refused(replace(of.seed, source="void f() { thread t(g); }" + SAXPY), of)
+    assert "uses 'thread'" in broken_rule(replace(of.seed, source="void f() { thread t(g); }" + SAXPY), of)
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_a_thread_of_cpp_is_found_by_its_bare_name() -> None:
 )
 def test_what_comes_with_the_compiler_may_be_used(text: str) -> None:
     of = cuda_task()
-    assert not refused(replace(of.seed, source=text + SAXPY), of)
+    assert not broken_rule(replace(of.seed, source=text + SAXPY), of)
 
 
 @pytest.mark.usefixtures("with_gpu")

@@ -79,7 +79,7 @@ def test_inputs_are_drawn_while_nobody_times(task: Any, tmp_path: Path, monkeypa
         drawn.append(list(turns))
         return task.make_inputs(*of)
 
-    monkeypatch.setattr(descriptions_module, "turn_on", turn)
+    monkeypatch.setattr(descriptions_module, "turn_at_device", turn)
     CandidateDescriber(replace(task, make_inputs=draw), HARDWARE, tmp_path)
     assert drawn == [[False]] * len(task.sizes)
 
