@@ -48,7 +48,7 @@ def surrogate_without(left_out: str, model: int = 0) -> Surrogate:
         left_out: the kernel or the package.
         model: number of the model's draw.
     """
-    return make_surrogate("auto", prior=prior_without(left_out, model))
+    return make_surrogate("auto", model=prior_without(left_out, model))
 
 
 # What is searched -------------------------------------------------------------------------------------------------------

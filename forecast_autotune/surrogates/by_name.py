@@ -25,19 +25,16 @@ SINGLE: Mapping[str, Callable[[Prior | str | None], Surrogate]] = {
 """Name to surrogate, made from a fitted model or its version; `auto` blends them all."""
 
 
-def make_surrogate(
-    name: str, *, prior: Prior | None = None, answer: Answer | None = None, model: str | None = None
-) -> Surrogate:
+def make_surrogate(name: str, *, answer: Answer | None = None, model: Prior | str | None = None) -> Surrogate:
     """The surrogate a setting names, a language model beside all the others.
 
     Args:
-        prior: stands in for the shipped model.
-        model: as setting `MODEL` has it; `prior` goes first.
+        answer: how a language model answers, where one is named.
+        model: the fitted one, or what setting `MODEL` names; the shipped one if not given.
     """
-    fitted = model if prior is None else prior
     if name in SINGLE:
-        return SINGLE[name](fitted)
-    members = [make(fitted) for make in SINGLE.values()]
+        return SINGLE[name](model)
+    members = [make(model) for make in SINGLE.values()]
     if is_language_model(name):
         members.append(_language_model(name, Answer() if answer is None else answer))
     return Blend(members)

@@ -53,13 +53,13 @@ class Learned(BaseSurrogate):
     Gaussian process what is left. Abstains where the job has nothing that the model knows, and nothing was measured.
 
     Args:
-        prior: the model, or what `held_prior` takes; the shipped one if not given.
+        model: the fitted one, or what `held_prior` takes; the shipped one if not given.
     """
 
     name = "learned"
 
-    def __init__(self, prior: Prior | str | None = None) -> None:
-        self._given = prior
+    def __init__(self, model: Prior | str | None = None) -> None:
+        self._given = model
 
     @property
     def prior(self) -> Prior:

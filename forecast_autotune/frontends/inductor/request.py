@@ -114,7 +114,7 @@ def product_request(*, fp8: bool = False) -> Request:
     """
     request = operation_request()
     if knows_libraries(request):
-        return replace(request, surrogate=make_surrogate("auto", prior=products_prior(fp8=fp8)))
+        return replace(request, surrogate=make_surrogate("auto", model=products_prior(fp8=fp8)))
     return request
 
 
