@@ -161,6 +161,29 @@ class _DrawnCall:
     described: list[Message] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Contradictions:
+    """Batches of one size whose events and the caller's clock do not go together. A few are a busy host's."""
+
+    most_s: float  # that they may take together
+    batches: int = 0
+    took_s: float = 0.0
+
+    def add(self, name: str, claimed_us: float, took_s: float, count: int) -> None:
+        """Count a batch of so many launches.
+
+        Raises:
+            WrongError: there are too many: events do not tell the truth.
+        """
+        self.batches, self.took_s = self.batches + 1, self.took_s + took_s
+        if self.batches > MAX_CONTRADICTED or self.took_s > self.most_s:
+            raise _ImplausiblyFastError(
+                f"at {name}: events say {claimed_us:.3g} us a launch, and by the caller's clock {count} of them "
+                f"took {1e6 * took_s:.3g} us, as before in {self.batches - 1} batches: its "
+                "events do not tell the truth"
+            )
+
+
 class Exam:
     """The exam of the candidate that was loaded last, in one worker; a context manager that lets go of the memory they
     share."""
@@ -541,45 +564,23 @@ class Exam:
     def time(self, name: str, sizes: Sizes, best_us: float | None) -> list[float]:
         """Times of a launch in microseconds, one for each batch, by the caller's clock; on a GPU by events, bounded
         by it."""
-        for _ in range(2):  # what is compiled or loaded at a first launch is no time of it
-            first = self.draw([(name, sizes)])
-            took_s, answer = self.launch(first, self.timeout_s)
-            self._precise(self.judge(first, name))
-        bytes_each = self._bytes(first)
-        if self.is_seed:
-            self.baseline.time_s[name] = took_s
-        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MAX_SETS * self.baseline.time_s.get(name, took_s))
+        took_s, bytes_each = self._warm_up(name, sizes)
+        count = self._batch_size(name, took_s, bytes_each)
         floor_us = self._floor_us(name, sizes)
-        if self.task.device != "cpu":  # so many launches as of the seed, for what one hides is bounded by the batch
-            took_s = self.baseline.time_s.get(name, took_s)
-        count = int(max(1, min(MAX_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
         samples: list[float] = []
         beyond: list[float] = []  # of each batch, see `_beyond_us`
-        contradicted, contradicted_s = 0, 0.0
+        contradictions = _Contradictions(most_s=self.timeout_s)
         while len(samples) < BATCHES:
-            idle_s = self._idle_s() if self.task.device == "cpu" else 0.0
-            drawn = self.draw([(name, sizes)] * count)
-            took_s, answer = self.launch(drawn, self.timeout_s)
-            self._precise(self.judge(drawn, name))
-            if self.task.device == "cpu":
-                launch_us = 1e6 * max(took_s - idle_s, RESOLVED * took_s) / count
-            else:
-                launch_us = self._claimed_us(name, answer, count)
+            launch_us, took_s = self._time_batch(name, sizes, count)
+            if self.task.device != "cpu":
                 beyond.append(_beyond_us(launch_us, took_s, count))
                 if self._is_contradicted(name, launch_us, took_s, count):
-                    contradicted, contradicted_s = contradicted + 1, contradicted_s + took_s
-                    if contradicted > MAX_CONTRADICTED or contradicted_s > self.timeout_s:
-                        raise _ImplausiblyFastError(
-                            f"at {name}: events say {launch_us:.3g} us a launch, and by the caller's clock {count} of them "
-                            f"took {1e6 * took_s:.3g} us, as before in {contradicted - 1} batches: its events do not "
-                            "tell the truth"
-                        )
+                    contradictions.add(name, launch_us, took_s, count)
                     continue
             if launch_us < LIGHT_RATIO * floor_us:
                 raise _ImplausiblyFastError(
                     f"at {name}: a launch took {launch_us:.3g} us, and the device needs {floor_us:.3g} us at "
-                    f"least: it did its "
-                    "work at another time"
+                    "least: it did its work at another time"
                 )
             samples.append(launch_us)
             if best_us is not None and len(samples) >= SLOW_BATCHES and min(samples) > SLOW_RATIO * best_us:
@@ -587,6 +588,41 @@ class Exam:
         if self.is_seed and beyond:
             self.baseline.overhead_us[name] = statistics.median(beyond)
         return samples
+
+    def _warm_up(self, name: str, sizes: Sizes) -> tuple[float, int]:
+        """Launch it twice, and set the time limit of later launches. What a first one compiles or loads is no time of it.
+
+        Returns:
+            the seconds that the second launch took, and the bytes of its arguments.
+        """
+        for _ in range(2):
+            drawn = self.draw([(name, sizes)])
+            took_s, _ = self.launch(drawn, self.timeout_s)
+            self._precise(self.judge(drawn, name))
+        if self.is_seed:
+            self.baseline.time_s[name] = took_s
+        self.timeout_s = max(TIMEOUT_FLOOR_S, TIMEOUT_RATIO * MAX_SETS * self.baseline.time_s.get(name, took_s))
+        return took_s, self._bytes(drawn)
+
+    def _batch_size(self, name: str, took_s: float, bytes_each: int) -> int:
+        """Launches in a batch: as many as last `BATCH_S`, if so many sets of arguments fit the memory."""
+        if self.task.device != "cpu":  # so many launches as of the seed, for what one hides is bounded by the batch
+            took_s = self.baseline.time_s.get(name, took_s)
+        return int(max(1, min(MAX_SETS, BATCH_S / max(took_s, 1e-6), self.size // bytes_each - 1)))
+
+    def _time_batch(self, name: str, sizes: Sizes, count: int) -> tuple[float, float]:
+        """Launch so often, each on inputs of its own, and look at what was written.
+
+        Returns:
+            microseconds of a launch, and the seconds that all took by the caller's clock.
+        """
+        idle_s = self._idle_s() if self.task.device == "cpu" else 0.0
+        drawn = self.draw([(name, sizes)] * count)
+        took_s, answer = self.launch(drawn, self.timeout_s)
+        self._precise(self.judge(drawn, name))
+        if self.task.device == "cpu":
+            return 1e6 * max(took_s - idle_s, RESOLVED * took_s) / count, took_s
+        return self._claimed_us(name, answer, count), took_s
 
     def _claimed_us(self, name: str, answer: Message, count: int) -> float:
         """What a launch took by the worker's events, in microseconds: the median of a batch."""
