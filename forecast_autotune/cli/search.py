@@ -119,7 +119,7 @@ def _target(text: str) -> Any:
     Raises:
         InvalidInputError: it names nothing to search for.
     """
-    from ..program_search.task import SearchTask, task_of_file
+    from ..program_search.task import task_of_file
     from ._loading import load_module, load_named
 
     file = Path(text)
@@ -138,7 +138,16 @@ def _target(text: str) -> Any:
             f"{text!r} names no task: give MODULE:TASK or FILE.py:TASK, a fa.SearchTask, which says what the inputs are "
             "and what is right; or a C++ or CUDA file with a Python file beside it that says so"
         )
-    return load_named(text, "task", lambda value: isinstance(value, SearchTask))
+    return load_named(text, "task", _is_task)
+
+
+def _is_task(value: Any) -> bool:
+    from ..program_search.task import task_of
+
+    try:
+        return task_of(value) is not None
+    except Exception:  # whatever a value of the module's raises
+        return False
 
 
 def _print(result: SearchResult) -> None:

@@ -41,16 +41,17 @@ class CppBuilds:
     def root(self) -> Path:
         """The folder to build in, made at its first use."""
         named_by = "build_directory" if self._recipe.arguments.get("build_directory") else "FORECAST_AUTOTUNE_DIR"
-        return own_root(Path(build_root(self._folder_of_builds, self._recipe)) / self._recipe.name, named_by)
+        return own_root(self._named_root, named_by)
 
     @property
-    def trials_log(self) -> Path:
-        """Where variants write to that are tried; nowhere, if this process may only read what is built."""
-        return self.root / "trials.log" if os.access(self.root, os.W_OK) else Path(os.devnull)
+    def _named_root(self) -> Path:
+        """Where builds are kept, if this process may write there."""
+        return Path(build_root(self._folder_of_builds, self._recipe)) / self._recipe.name
 
     def folder(self, variant: Variant) -> Path:
-        """A variant's own folder, whether or not it is there yet."""
-        return self.root / variant.digest
+        """A variant's own folder, whether or not it is there yet; in a root that may only be read, one that is built."""
+        there = self._named_root / variant.digest
+        return there if there.parent != self.root and (there / "built.json").exists() else self.root / variant.digest
 
     def slot(self, index: int) -> Path:
         """A folder in which torch builds one variant after another; see `cpp_build`.
@@ -76,7 +77,9 @@ class CppBuilds:
             record = self._record(variant)
             library = self.library(variant)
             status = library.stat()
-            if not (is_ours(status) and is_ours(self.folder(variant).lstat()) and is_ours(self.root.stat())):
+            if not (
+                is_ours(status) and is_ours(self.folder(variant).lstat()) and is_ours(library.parent.parent.stat())
+            ):
                 log.warning("%s is not this user's alone: it is not loaded but built again", library)
                 return None
             if edited := changed(record.get("headers", {})):

@@ -16,12 +16,18 @@ from ..core.digest import Value, canonical_json, digest
 from ..core.hardware import Hardware, Toolchain
 from ..core.space import Space
 from ..errors import InvalidInputError
+from .cuda_report import code_alone
 
 Sources = tuple[str, ...] | Mapping[str, str]
 """Texts that are compiled together, or alternatives by name, of which the knob `source` picks one."""
 
 SOURCE_KNOB = "source"
 
+FORM = 2
+"""Of what is made of the same sources and flags; raised with a change of that, so that what was built before is not used."""
+
+_NAME = re.compile(r"\w+\Z", re.ASCII)
+_NAME_OF_OPERATORS = re.compile(r"[.+-]*\w[\w.+-]*\Z", re.ASCII)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _MACRO_VALUE = re.compile(r"[\w.,:+\-*/%=]*\Z", re.ASCII)
 # A header may be named by a macro, so what a macro names counts as included.
@@ -77,7 +83,17 @@ class Recipe:
         It is read off the texts, whatever their conditions say, so that it is known before anything is compiled. Which
         headers a build did read, its compiler says (see `CppCompiler`).
         """
-        return headers_digest(self.sources_text, self.include_folders)
+        return self._of_headers[0]
+
+    @property
+    def _header_registers(self) -> bool:
+        """Whether one of these headers registers operators."""
+        return self._of_headers[1]
+
+    @cached_property
+    def _of_headers(self) -> tuple[str, bool]:
+        headers = included_headers(self.sources_text, self.include_folders)
+        return _digest_of(headers), bool(self._registered(headers, "", "_FRAGMENT", "_IMPL"))
 
     @cached_property
     def include_folders(self) -> tuple[str, ...]:
@@ -118,13 +134,10 @@ class Recipe:
             InvalidInputError: the name or a knob is no C identifier; a knob names a source that is not there, or is a flag
             without its dash; a header registers operators.
         """
-        if os.sep in self.name or not (_IDENTIFIER.match(self.name) or (self.name and not self.is_python_module)):
-            raise InvalidInputError(f"name={self.name!r}: an extension's name must be a C identifier")
-        if len(space) > 1 and _namespaces(included_headers(self.sources_text, self.include_folders)):
-            raise InvalidInputError(
-                f"{self.name} registers operators (TORCH_LIBRARY) in a header of extra_include_paths, and each variant of a "
-                "space needs a name of its own for them: register them in cpp_sources"
-            )
+        if not (_NAME if self.is_python_module else _NAME_OF_OPERATORS).match(self.name):
+            raise InvalidInputError(f"name={self.name!r}: an extension's name is letters, digits and _ only")
+        if len(space) > 1:
+            self._validate_operators()
         alternatives = [s for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources) if isinstance(s, Mapping)]
         if alternatives and SOURCE_KNOB not in space.knobs:
             raise InvalidInputError(
@@ -151,6 +164,25 @@ class Recipe:
                         "_ . , : + - * / % = only; give what needs more a name in the source"
                     )
 
+    def _validate_operators(self) -> None:
+        if self._header_registers:
+            raise InvalidInputError(
+                f"{self.name} registers operators (TORCH_LIBRARY) in a header of extra_include_paths, and each variant of a "
+                "space needs a name of its own for them: register them in cpp_sources"
+            )
+        sources = [self.cpp_sources, self.cuda_sources]
+        texts = [t for s in sources for t in (s.values() if isinstance(s, Mapping) else s)]
+        if others := self._registered(texts, "_IMPL") - self._registered(texts, "", "_FRAGMENT"):
+            raise InvalidInputError(
+                f"{self.name} implements operators of {', '.join(sorted(others))} (TORCH_LIBRARY_IMPL), which holds for the "
+                "whole process, whatever variant was loaded last: build that apart, without a space"
+            )
+
+    def _registered(self, texts: Iterable[str], *kinds: str) -> set[str]:
+        """The names that sources register operators under, by TORCH_LIBRARY and by what stands behind that."""
+        mentioned = (code_alone(text) for text in texts if "TORCH_LIBRARY" in text)
+        return {self._expanded(m[3]) for text in mentioned for m in _LIBRARY.finditer(text) if (m[2] or "") in kinds}
+
     def variant(self, config: Config, toolchain: Toolchain, hardware: Hardware) -> Variant:
         """What this config builds: the chosen texts, its macros and flags, and the digest that names its folder."""
         defines, flags = [], []
@@ -166,6 +198,7 @@ class Recipe:
         cpp, cuda, kernel = (picked(s, chosen) for s in (self.cpp_sources, self.cuda_sources, self.kernel_sources))
         sources = {"cpp": cpp, "cuda": cuda, "kernel": kernel}
         name = digest(
+            f"form {FORM}",
             self.name,
             canonical_json(sources),
             canonical_json(self.functions and dict(self.functions)),
@@ -177,16 +210,19 @@ class Recipe:
             hardware.capability if self.is_cuda else "",
             *([self.headers] if self.headers else []),
         )
-        renamed = {n: f"{self._expanded(n)}_{name[:8]}" for n in _namespaces((*cpp, *cuda))}
+        renamed = {n: f"{n}_{name[:8]}" for n in self._registered((*cpp, *cuda), "", "_FRAGMENT")}
         return Variant(
             digest=name,
             defines=tuple(defines),
             flags=tuple(flags),
-            cpp=tuple(_rename(text, renamed) for text in cpp),
-            cuda=tuple(_rename(text, renamed) for text in cuda),
+            cpp=tuple(self._rename(text, renamed) for text in cpp),
+            cuda=tuple(self._rename(text, renamed) for text in cuda),
             kernel=kernel,
             namespace=None if self.is_python_module else self._namespace(renamed),
         )
+
+    def _rename(self, text: str, renamed: Mapping[str, str]) -> str:
+        return _LIBRARY.sub(lambda m: m[1] + renamed.get(self._expanded(m[3]), m[3]), text)
 
     def _expanded(self, namespace: str) -> str:
         return self.name if namespace == "TORCH_EXTENSION_NAME" else namespace
@@ -237,7 +273,10 @@ def as_sources(value: object, argument: str) -> Sources:
 
 def headers_digest(text: str, folders: Sequence[str]) -> str:
     """How many headers a source reaches in its include folders, and a digest of them; empty where it reaches none."""
-    headers = included_headers(text, folders)
+    return _digest_of(included_headers(text, folders))
+
+
+def _digest_of(headers: Sequence[str]) -> str:
     return f"{len(headers)}, {digest(*headers)}" if headers else ""
 
 
@@ -326,19 +365,10 @@ def words_of(flags: Iterable[object]) -> list[str]:
         return line.split()
 
 
-def _namespaces(texts: Iterable[str]) -> set[str]:
-    """Under which names sources define operators; not those whose operators they implement alone, which stay as they are."""
-    return {match[3] for text in texts for match in _LIBRARY.finditer(text) if match[2] != "_IMPL"}
-
-
 def _macro(value: Value) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return "" if value is None else str(value)
-
-
-def _rename(text: str, renamed: Mapping[str, str]) -> str:
-    return _LIBRARY.sub(lambda m: m[1] + renamed.get(m[3], m[3]), text)
 
 
 def build_root(folder: os.PathLike[str] | str, recipe: Recipe) -> str:

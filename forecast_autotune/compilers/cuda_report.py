@@ -91,6 +91,12 @@ def _declarations(source: str) -> Iterator[str]:
         yield source[start:]
 
 
+def code_alone(text: str) -> str:
+    """A C++ text without comments, literals and lines of the preprocessor."""
+    beside = ("comment", "raw", "text", "directive")
+    return _TOKEN.sub(lambda m: " " if any(m[kind] for kind in beside) else m[0], text)
+
+
 def _without_comments(text: str) -> str:
     return _TOKEN.sub(lambda m: " " if m["comment"] else m[0], text)
 

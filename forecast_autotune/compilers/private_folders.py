@@ -48,23 +48,16 @@ def own_root(root: Path, named_by: str) -> Path:
     except OSError as err:
         if err.errno in _NO_LOCKS:
             trouble = f"it locks no files ({err.strerror}), and processes that build there would meet"
-        elif err.errno in _NOT_OURS and not _holds_anything(root):
+        elif err.errno in _NOT_OURS:
             trouble = f"this process may not write there ({err.strerror})"
         else:
-            return root  # what is built there is run; building there says what is wrong with it
+            return root  # building there says what is wrong with it
     instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
     atexit.register(_remove_own, instead, os.getpid())
     log.warning(
         "%s: %s: this process builds in %s instead; let %s name another folder", root, trouble, instead, named_by
     )
     return instead
-
-
-def _holds_anything(folder: Path) -> bool:
-    try:
-        return any(folder.iterdir())
-    except OSError:
-        return False
 
 
 def _remove_own(folder: Path, owner: int) -> None:

@@ -91,6 +91,7 @@ class Sync:
             return
         self._asked[folder] = now
         if self._is_copied is not None and self._is_copied(program):
+            self._unread.discard(folder)  # by another process
             return
         with self._changed:
             self._wanted[folder] = program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -22,10 +23,12 @@ from typing import Any
 import filelock
 import pytest
 import torch
+import torch.utils.cpp_extension
 from contracts.compiler_contract import CompilerContract
 from toy import GOOD, Toy
 
 import forecast_autotune as fa
+from forecast_autotune.compilers import cpp_builds
 from forecast_autotune.compilers.cpp_build import BEGUN, _arguments_of_torch, _drop_what_was_cut_off
 from forecast_autotune.compilers.cpp_compile import CppCompiler
 from forecast_autotune.compilers.cpp_errors import failure_reason
@@ -296,12 +299,11 @@ def test_what_the_group_may_have_put_into_a_slot_is_not_built_with(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="files of two users can be made by root alone")
-def test_nothing_is_built_in_somebody_elses_slot(toy: Toy, tmp_path: Path) -> None:
-    compiler = toy.compiler()
-    compiler.builds.root = tmp_path / "builds"
+def test_nothing_is_built_in_somebody_elses_slot(tmp_path: Path) -> None:
+    compiler = without_headers(tmp_path)
     compiler.builds.slot(0).mkdir(parents=True)
     os.chown(compiler.builds.slot(0), 65534, -1)
-    ((_, found),) = compiler.compile([toy.config("plain")])
+    ((_, found),) = compiler.compile([Config({"KNOB": 1})])
     assert isinstance(found, Failure)
     assert found.transient
     assert f"others may write to {compiler.builds.slot(0)}" in found.message
@@ -366,19 +368,71 @@ def test_what_a_variant_defines_has_a_name_of_its_own_and_nothing_else() -> None
     assert re.findall(r"\((\w+),", variant.cpp[0].replace("impl(", "")) == [own, own, "aten", "TORCH_EXTENSION_NAME"]
 
 
-def test_operators_that_a_header_registers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "operators.h").write_text(OPERATORS)
+@pytest.mark.parametrize("comment", ["", "// ", "#define BOUND "])
+def test_operators_that_a_header_registers_are_refused(tmp_path: Path, comment: str) -> None:
+    (tmp_path / "operators.h").write_text(f"{comment}TORCH_LIBRARY(mine, m) {{}}\n")
     arguments = {"extra_include_paths": [str(tmp_path)]}
     recipe = Recipe(name="mine", cpp_sources=('#include "operators.h"',), arguments=arguments)
     recipe.validate(Space([{"KNOB": 1}]))
-    with pytest.raises(InvalidInputError, match="register them in cpp_sources"):
+    with (
+        contextlib.nullcontext() if comment else pytest.raises(InvalidInputError, match="register them in cpp_sources")
+    ):
         recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
 
 
-@pytest.mark.parametrize("name", ["", "../up", "a-b"])
-def test_a_name_that_no_extension_can_have_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInputError, match="an extension's name must be a C identifier"):
-        Recipe(name=name, cpp_sources=("",)).validate(Space([{"KNOB": 1}]))
+def test_the_headers_of_torch_register_nothing() -> None:
+    arguments = {"extra_include_paths": [torch.utils.cpp_extension.include_paths()[0]]}
+    recipe = Recipe(name="mine", cpp_sources=("#include <torch/library.h>",), arguments=arguments)
+    recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
+    assert recipe.headers
+
+
+@pytest.mark.parametrize(
+    ("source", "others"),
+    [
+        ("TORCH_LIBRARY_IMPL(aten, CPU, m) {}", "aten"),
+        ("// TORCH_LIBRARY(host, m)\nTORCH_LIBRARY_IMPL(host, CPU, m) {}", "host"),
+        ("TORCH_LIBRARY(mine, m) {} TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {}", ""),
+        ('const char* text = "TORCH_LIBRARY_IMPL(aten, CPU, m)";', ""),
+    ],
+)
+def test_what_would_hold_for_the_whole_process_is_refused(source: str, others: str) -> None:
+    recipe = Recipe(name="mine", cpp_sources=(source,))
+    recipe.validate(Space([{"KNOB": 1}]))
+    refused = pytest.raises(InvalidInputError, match=f"implements operators of {others} ")
+    with refused if others else contextlib.nullcontext():
+        recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
+
+
+@pytest.mark.parametrize(
+    ("name", "is_python_module", "is_valid"),
+    [
+        ("", True, False),
+        ("../up", True, False),
+        ("a-b", True, False),
+        ("2d_conv", True, True),
+        ("", False, False),
+        ("..", False, False),
+        ("a b", False, False),
+        ("x\n", False, False),
+        ("my-ops", False, True),
+    ],
+)
+def test_a_name_that_no_extension_can_have_is_refused(name: str, is_python_module: bool, is_valid: bool) -> None:
+    recipe = Recipe(name=name, cpp_sources=("",), is_python_module=is_python_module)
+    refused = pytest.raises(InvalidInputError, match="an extension's name is letters, digits and _ only")
+    with contextlib.nullcontext() if is_valid else refused:
+        recipe.validate(Space([{"KNOB": 1}]))
+
+
+def test_what_an_image_holds_is_used_and_the_rest_built_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = Path(without_headers(tmp_path / "image").extension(Config({"KNOB": 1})).path)
+    monkeypatch.setattr(cpp_builds, "own_root", lambda root, _: tmp_path / "own" / root.name)
+    compiler = without_headers(tmp_path / "image")
+    assert Path(compiler.extension(Config({"KNOB": 1})).path) == there
+    assert Path(compiler.extension(Config({"KNOB": 2})).path).is_relative_to(tmp_path / "own")
 
 
 def test_what_nvcc_compiles_for_the_host_shares_no_variables_either(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def test_show_says_of_each_stage_what_follows_and_what_to_do(faults: Ledger, tmp
                 and ("never run in the caller's" in text) == bool(crashed)
                 and ("the next run that tunes" in text) == bool(transient)
             ]
-            advice = {"resources": "smaller tiles", "timeout": "at least 5 s", "compile": "log", "check": "check="}
+            advice = {"resources": "smaller tiles", "timeout": "its message names", "compile": "log", "check": "check="}
             if not crashed and not transient and stage in advice:
                 assert advice[stage] in line
             if transient:

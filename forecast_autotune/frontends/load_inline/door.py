@@ -90,7 +90,7 @@ class FunctionTuning:
             job=extension_trials,
             describe=described,
             arguments=self._call.values,
-            log=compiler.builds.trials_log,
+            log=compiler.root / "trials.log",
             one_each=True,
             **self._compared,
         )
