@@ -353,7 +353,7 @@ def child_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str, str | None]:
-    """Variables that start like ours and are none of them, each with the name it was perhaps meant to be."""
+    """Variables that start like ours and are none of them, each with the name, or names, it was perhaps meant to be."""
     env = os.environ if environment is None else environment
     known = [name.upper() for name in Settings.__dataclass_fields__]
     strange = [name for name in env if name.upper().startswith(PREFIX) and name.removeprefix(PREFIX) not in known]
@@ -362,8 +362,10 @@ def unknown_variables(environment: Mapping[str, str] | None = None) -> dict[str,
     import difflib
 
     def meant(name: str) -> str | None:
-        close = difflib.get_close_matches(name.upper().removeprefix(PREFIX), known, 1)
-        return PREFIX + close[0] if close else None
+        given = name.upper().removeprefix(PREFIX)
+        longer = [each for each in known if each.startswith(f"{given}_")]
+        close = longer or difflib.get_close_matches(given, known, 1)
+        return " or ".join(PREFIX + each for each in close) or None
 
     return {name: meant(name) for name in sorted(strange)}
 

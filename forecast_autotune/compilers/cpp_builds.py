@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,9 @@ class CppBuilds:
         return Path(build_root(self._folder_of_builds, self._recipe)) / self._recipe.name
 
     def folder(self, variant: Variant) -> Path:
-        """A variant's own folder, whether or not it is there yet; in a root that may only be read, one that is built."""
+        """A variant's own folder, whether or not it is there yet: where it is built, if this process may use that."""
         there = self._named_root / variant.digest
-        return there if there.parent != self.root and (there / "built.json").exists() else self.root / variant.digest
+        return there if self._evidence_in(there) is not None else self.root / variant.digest
 
     def slot(self, index: int) -> Path:
         """A folder in which torch builds one variant after another; see `cpp_build`.
@@ -69,18 +69,20 @@ class CppBuilds:
         Raises:
             OSError, ValueError, KeyError: there is none, or its record cannot be read.
         """
-        return self.folder(variant) / Path(str(self._record(variant)["library"])).name
+        folder = self.folder(variant)
+        return _library(folder, _record(folder))
 
     def evidence(self, variant: Variant) -> Evidence | None:
         """Evidence of a finished build; None if there is none, or none that may be loaded."""
+        return self._evidence_in(self.folder(variant), tell=log.warning)
+
+    @staticmethod
+    def _evidence_in(folder: Path, tell: Callable[..., None] = log.debug) -> Evidence | None:
         try:
-            record = self._record(variant)
-            library = self.library(variant)
-            status = library.stat()
-            if not (
-                is_ours(status) and is_ours(self.folder(variant).lstat()) and is_ours(library.parent.parent.stat())
-            ):
-                log.warning("%s is not this user's alone: it is not loaded but built again", library)
+            record = _record(folder)
+            library = _library(folder, record)
+            if not all(map(is_ours, (library.stat(), folder.lstat(), folder.parent.stat()))):
+                tell("%s is not this user's alone: it is not loaded but built again", library)
                 return None
             if edited := changed(record.get("headers", {})):
                 log.info("%s is built again: %s has changed", library, edited)
@@ -121,5 +123,10 @@ class CppBuilds:
         os.replace(record, folder / "built.json")  # last: what has this file is whole
         return Evidence(**evidence)
 
-    def _record(self, variant: Variant) -> dict[str, Any]:
-        return dict(json.loads((self.folder(variant) / "built.json").read_text()))
+
+def _record(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "built.json").read_text()))
+
+
+def _library(folder: Path, record: Mapping[str, Any]) -> Path:
+    return folder / Path(str(record["library"])).name

@@ -16,7 +16,7 @@ from ..core.digest import Value, canonical_json, digest
 from ..core.hardware import Hardware, Toolchain
 from ..core.space import Space
 from ..errors import InvalidInputError
-from .cuda_report import code_alone
+from .cuda_report import code_alone, without_comments_and_literals
 
 Sources = tuple[str, ...] | Mapping[str, str]
 """Texts that are compiled together, or alternatives by name, of which the knob `source` picks one."""
@@ -37,7 +37,9 @@ _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*\n?", re.MULTILINE)
 _OF_MACROS = ("-D", "-U", "--define-macro", "--undefine-macro")
 _DEFINED = re.compile(r"(-D|-U|--define-macro=|--undefine-macro=)\s*([A-Za-z_]\w*)(?:=(.*))?\Z", re.DOTALL)
 _SEARCHED = re.compile(r"-(?:I|isystem|iquote|idirafter)\s*(.+)")
-_LIBRARY = re.compile(r"\b(TORCH_LIBRARY(_FRAGMENT|_IMPL)?\s*\(\s*)([A-Za-z_]\w*)")
+_SPACE = r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|//[^\n]*\n)*"
+_LIBRARY = re.compile(rf"\b((?:STABLE_)?TORCH_LIBRARY(_FRAGMENT|_IMPL)?{_SPACE}\({_SPACE})([A-Za-z_]\w*)")
+_REGISTERS = ("TORCH_LIBRARY", "RegisterOperators")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class Recipe:
     @cached_property
     def _of_headers(self) -> tuple[str, bool]:
         headers = included_headers(self.sources_text, self.include_folders)
-        return _digest_of(headers), bool(self._registered(headers, "", "_FRAGMENT", "_IMPL"))
+        return _digest_of(headers), any(_LIBRARY.search(code_alone(text)) for text in headers if _mentions_any(text))
 
     @cached_property
     def include_folders(self) -> tuple[str, ...]:
@@ -131,13 +133,11 @@ class Recipe:
         """Refuse a space that these sources cannot be built for.
 
         Raises:
-            InvalidInputError: the name or a knob is no C identifier; a knob names a source that is not there, or is a flag
-            without its dash; a header registers operators.
+            InvalidInputError: the name or a knob is no C identifier, or a knob names a source that is not there, or is a
+                flag without its dash.
         """
         if not (_NAME if self.is_python_module else _NAME_OF_OPERATORS).match(self.name):
             raise InvalidInputError(f"name={self.name!r}: an extension's name is letters, digits and _ only")
-        if len(space) > 1:
-            self._validate_operators()
         alternatives = [s for s in (self.kernel_sources, self.cuda_sources, self.cpp_sources) if isinstance(s, Mapping)]
         if alternatives and SOURCE_KNOB not in space.knobs:
             raise InvalidInputError(
@@ -164,24 +164,44 @@ class Recipe:
                         "_ . , : + - * / % = only; give what needs more a name in the source"
                     )
 
-    def _validate_operators(self) -> None:
-        if self._header_registers:
-            raise InvalidInputError(
-                f"{self.name} registers operators (TORCH_LIBRARY) in a header of extra_include_paths, and each variant of a "
-                "space needs a name of its own for them: register them in cpp_sources"
-            )
-        sources = [self.cpp_sources, self.cuda_sources]
-        texts = [t for s in sources for t in (s.values() if isinstance(s, Mapping) else s)]
-        if others := self._registered(texts, "_IMPL") - self._registered(texts, "", "_FRAGMENT"):
-            raise InvalidInputError(
-                f"{self.name} implements operators of {', '.join(sorted(others))} (TORCH_LIBRARY_IMPL), which holds for the "
-                "whole process, whatever variant was loaded last: build that apart, without a space"
-            )
+    def why_not_side_by_side(self) -> str:
+        """What variants of these sources would do to each other in one process, as far as it can be read; empty for nothing.
 
-    def _registered(self, texts: Iterable[str], *kinds: str) -> set[str]:
-        """The names that sources register operators under, by TORCH_LIBRARY and by what stands behind that."""
-        mentioned = (code_alone(text) for text in texts if "TORCH_LIBRARY" in text)
-        return {self._expanded(m[3]) for text in mentioned for m in _LIBRARY.finditer(text) if (m[2] or "") in kinds}
+        It goes by the code as it stands, whatever its conditions say.
+        """
+        if self._header_registers:
+            return (
+                "a header of extra_include_paths registers operators, and the second variant that is loaded would end the "
+                "process, for their names are taken: register them in cpp_sources by TORCH_LIBRARY"
+            )
+        found = [each for text in self._texts for each in self._registrations[text]]
+        if any(kind == "RegisterOperators" for kind, _ in found):
+            return (
+                "the second variant that is loaded would end the process, for the names that RegisterOperators gives are "
+                "taken: use TORCH_LIBRARY"
+            )
+        own = {namespace for kind, namespace in found if kind != "_IMPL"}
+        if others := sorted({namespace for kind, namespace in found if kind == "_IMPL"} - own):
+            return (
+                f"TORCH_LIBRARY_IMPL for {', '.join(others)} holds for the whole process, whatever variant was loaded last: "
+                "build that apart, without a space"
+            )
+        return ""
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        kinds = (self.cpp_sources, self.cuda_sources, self.kernel_sources)
+        return [text for kind in kinds for text in (kind.values() if isinstance(kind, Mapping) else kind)]
+
+    @cached_property
+    def _registrations(self) -> Mapping[str, Sequence[tuple[str, str]]]:
+        """By source text, how and under which names it registers operators; what a macro of its own holds counts."""
+        code = {text: without_comments_and_literals(text) if _mentions_any(text) else "" for text in self._texts}
+        return {text: self._registered(code[text]) for text in self._texts}
+
+    def _registered(self, code: str) -> list[tuple[str, str]]:
+        found = [(m[2] or "", self._expanded(m[3])) for m in _LIBRARY.finditer(code)]
+        return found + ([("RegisterOperators", "")] if re.search(r"\bRegisterOperators\b", code) else [])
 
     def variant(self, config: Config, toolchain: Toolchain, hardware: Hardware) -> Variant:
         """What this config builds: the chosen texts, its macros and flags, and the digest that names its folder."""
@@ -210,14 +230,15 @@ class Recipe:
             hardware.capability if self.is_cuda else "",
             *([self.headers] if self.headers else []),
         )
-        renamed = {n: f"{n}_{name[:8]}" for n in self._registered((*cpp, *cuda), "", "_FRAGMENT")}
+        found = (each for text in (*cpp, *cuda, *kernel) for each in self._registrations[text])
+        renamed = {namespace: f"{namespace}_{name[:8]}" for kind, namespace in found if kind in ("", "_FRAGMENT")}
         return Variant(
             digest=name,
             defines=tuple(defines),
             flags=tuple(flags),
             cpp=tuple(self._rename(text, renamed) for text in cpp),
             cuda=tuple(self._rename(text, renamed) for text in cuda),
-            kernel=kernel,
+            kernel=tuple(self._rename(text, renamed) for text in kernel),
             namespace=None if self.is_python_module else self._namespace(renamed),
         )
 
@@ -274,6 +295,10 @@ def as_sources(value: object, argument: str) -> Sources:
 def headers_digest(text: str, folders: Sequence[str]) -> str:
     """How many headers a source reaches in its include folders, and a digest of them; empty where it reaches none."""
     return _digest_of(included_headers(text, folders))
+
+
+def _mentions_any(text: str) -> bool:
+    return any(word in text for word in _REGISTERS)
 
 
 def _digest_of(headers: Sequence[str]) -> str:

@@ -93,12 +93,20 @@ def _declarations(source: str) -> Iterator[str]:
 
 def code_alone(text: str) -> str:
     """A C++ text without comments, literals and lines of the preprocessor."""
-    beside = ("comment", "raw", "text", "directive")
-    return _TOKEN.sub(lambda m: " " if any(m[kind] for kind in beside) else m[0], text)
+    return _without(text, "comment", "raw", "text", "directive")
+
+
+def without_comments_and_literals(text: str) -> str:
+    """A C++ text without comments and literals; those in lines of the preprocessor stay."""
+    return _without(text, "comment", "raw", "text")
+
+
+def _without(text: str, *kinds: str) -> str:
+    return _TOKEN.sub(lambda m: " " if any(m[kind] for kind in kinds) else m[0], text)
 
 
 def _without_comments(text: str) -> str:
-    return _TOKEN.sub(lambda m: " " if m["comment"] else m[0], text)
+    return _without(text, "comment")
 
 
 def kernel_report(

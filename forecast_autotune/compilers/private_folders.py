@@ -40,6 +40,8 @@ def own_root(root: Path, named_by: str) -> Path:
         make_private(root)
         take_from_group(root)  # what others have put there is theirs, and not loaded
         trouble = "" if is_ours(root.stat()) else "others may write to it, and what is built there is loaded"
+        if not trouble and not os.access(root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         if not trouble:
             with file_lock(root / "root.lock", timeout=0):
                 return root
@@ -52,7 +54,10 @@ def own_root(root: Path, named_by: str) -> Path:
             trouble = f"this process may not write there ({err.strerror})"
         else:
             return root  # building there says what is wrong with it
-    instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
+    try:
+        instead = Path(tempfile.mkdtemp(prefix="forecast_autotune-builds-"))
+    except OSError:
+        return root  # building there says what is wrong with it
     atexit.register(_remove_own, instead, os.getpid())
     log.warning(
         "%s: %s: this process builds in %s instead; let %s name another folder", root, trouble, instead, named_by

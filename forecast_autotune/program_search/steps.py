@@ -30,7 +30,7 @@ def rewrite_of(label: str) -> Rewrite | None:
     """The rewrite that a label names; None of another step."""
     knob, equals, how = label.rpartition("=")
     kind, at, place = knob.partition("@")
-    if not equals or not at or " " in knob:  # changed knobs are told with spaces between, and a value may have an @
+    if not equals or not at or " " in knob or "=" in kind:  # changed knobs, of which a value may have an @
         return None
     return Rewrite(kind=kind, place=place, how=int(how) if how.isdigit() else how)
 

@@ -494,8 +494,8 @@ def held_prior(held: str) -> Prior:
 def _held(held: str) -> Prior | OSError | InvalidInputError:
     version = held if is_model_version(held) else Path(held).stem
     try:
-        if is_model_version(version) and (shipped := shipped_prior()).version == version:
-            return shipped
+        if is_model_version(version) and shipped_prior().version == version:
+            return shipped_prior()
         if version != held:
             prior = read_prior(Path(held))
             if is_model_version(version) and prior.version != version:
@@ -503,6 +503,7 @@ def _held(held: str) -> Prior | OSError | InvalidInputError:
             return prior
     except (OSError, InvalidInputError) as err:
         return err
+    shipped = shipped_prior()
     return InvalidInputError(
         f"the model {held} is not here, this forecast_autotune has {shipped.version}: give the path of a file that holds "
         f"{held} (the {SHIPPED.name} of the version that had it), or name {shipped.version}"

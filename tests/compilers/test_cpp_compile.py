@@ -368,40 +368,53 @@ def test_what_a_variant_defines_has_a_name_of_its_own_and_nothing_else() -> None
     assert re.findall(r"\((\w+),", variant.cpp[0].replace("impl(", "")) == [own, own, "aten", "TORCH_EXTENSION_NAME"]
 
 
-@pytest.mark.parametrize("comment", ["", "// ", "#define BOUND "])
-def test_operators_that_a_header_registers_are_refused(tmp_path: Path, comment: str) -> None:
-    (tmp_path / "operators.h").write_text(f"{comment}TORCH_LIBRARY(mine, m) {{}}\n")
+@pytest.mark.parametrize("before", ["", "// ", "#define BOUND "])
+def test_operators_that_a_header_registers_are_told_of(tmp_path: Path, before: str) -> None:
+    (tmp_path / "operators.h").write_text(f"{before}TORCH_LIBRARY(mine, m) {{}}\n")
     arguments = {"extra_include_paths": [str(tmp_path)]}
     recipe = Recipe(name="mine", cpp_sources=('#include "operators.h"',), arguments=arguments)
-    recipe.validate(Space([{"KNOB": 1}]))
-    with (
-        contextlib.nullcontext() if comment else pytest.raises(InvalidInputError, match="register them in cpp_sources")
-    ):
-        recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
+    assert ("register them in cpp_sources" in recipe.why_not_side_by_side()) == (not before)
 
 
 def test_the_headers_of_torch_register_nothing() -> None:
     arguments = {"extra_include_paths": [torch.utils.cpp_extension.include_paths()[0]]}
     recipe = Recipe(name="mine", cpp_sources=("#include <torch/library.h>",), arguments=arguments)
-    recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
     assert recipe.headers
+    assert recipe.why_not_side_by_side() == ""
 
 
 @pytest.mark.parametrize(
-    ("source", "others"),
+    ("source", "told"),
     [
-        ("TORCH_LIBRARY_IMPL(aten, CPU, m) {}", "aten"),
-        ("// TORCH_LIBRARY(host, m)\nTORCH_LIBRARY_IMPL(host, CPU, m) {}", "host"),
+        ("TORCH_LIBRARY_IMPL(aten, CPU, m) {}", "TORCH_LIBRARY_IMPL for aten holds for the whole process"),
+        ("STABLE_TORCH_LIBRARY_IMPL(aten, CPU, m) {}", "TORCH_LIBRARY_IMPL for aten holds for the whole process"),
+        ("// TORCH_LIBRARY(host, m)\nTORCH_LIBRARY_IMPL(host, CPU, m) {}", "TORCH_LIBRARY_IMPL for host holds"),
+        ('static auto made = torch::RegisterOperators("mine::work", &work);', "use TORCH_LIBRARY"),
         ("TORCH_LIBRARY(mine, m) {} TORCH_LIBRARY_IMPL(TORCH_EXTENSION_NAME, CPU, m) {}", ""),
         ('const char* text = "TORCH_LIBRARY_IMPL(aten, CPU, m)";', ""),
     ],
 )
-def test_what_would_hold_for_the_whole_process_is_refused(source: str, others: str) -> None:
-    recipe = Recipe(name="mine", cpp_sources=(source,))
-    recipe.validate(Space([{"KNOB": 1}]))
-    refused = pytest.raises(InvalidInputError, match=f"implements operators of {others} ")
-    with refused if others else contextlib.nullcontext():
-        recipe.validate(Space([{"KNOB": 1}, {"KNOB": 2}]))
+def test_what_would_hold_for_the_whole_process_is_told_of(source: str, told: str) -> None:
+    why = Recipe(name="mine", cpp_sources=(source,)).why_not_side_by_side()
+    assert told in why
+    assert bool(told) == bool(why)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "TORCH_LIBRARY(/* a namespace */ ops, m) {}",
+        "TORCH_LIBRARY // mine\n(ops, m) {}",
+        "STABLE_TORCH_LIBRARY_FRAGMENT(ops, m) {}",
+        "#define MINE TORCH_LIBRARY(ops, m)\nMINE {}",
+    ],
+)
+def test_a_name_of_operators_is_found_however_it_is_written(source: str) -> None:
+    variant = Recipe(name="mine", cpp_sources=(source,), is_python_module=False).variant(
+        Config({"N": 1}), detect_cpp_toolchain(()), CPU
+    )
+    assert variant.namespace == f"ops_{variant.digest[:8]}"
+    assert variant.cpp == (source.replace("ops,", f"{variant.namespace},"),)
 
 
 @pytest.mark.parametrize(
@@ -429,10 +442,19 @@ def test_what_an_image_holds_is_used_and_the_rest_built_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = Path(without_headers(tmp_path / "image").extension(Config({"KNOB": 1})).path)
-    monkeypatch.setattr(cpp_builds, "own_root", lambda root, _: tmp_path / "own" / root.name)
+    asked: list[Path] = []
+
+    def own_root(root: Path, _: str) -> Path:
+        asked.append(root)
+        return tmp_path / "own" / root.name
+
+    monkeypatch.setattr(cpp_builds, "own_root", own_root)
     compiler = without_headers(tmp_path / "image")
     assert Path(compiler.extension(Config({"KNOB": 1})).path) == there
+    assert asked == [], "nothing is made, or told of, where nothing is to be built"
     assert Path(compiler.extension(Config({"KNOB": 2})).path).is_relative_to(tmp_path / "own")
+    there.chmod(0o777)
+    assert Path(compiler.extension(Config({"KNOB": 1})).path).is_relative_to(tmp_path / "own")
 
 
 def test_what_nvcc_compiles_for_the_host_shares_no_variables_either(monkeypatch: pytest.MonkeyPatch) -> None:

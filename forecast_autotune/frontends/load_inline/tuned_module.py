@@ -17,7 +17,8 @@ from ...core.fork_safe_lock import fork_safe_lock
 from ...core.hardware import Hardware
 from ...core.outcome import Evidence, Failure
 from ...core.space import Space
-from ...errors import InvalidInputError
+from ...core.user_warnings import warn_user
+from ...errors import InvalidInputError, TuningWarning
 from ...features.hardware_sheets import sheet_for
 from ...measure.checks import Check
 from ...measure.probe import detect_cpp_toolchain, detect_hardware, nvcc_path
@@ -130,6 +131,8 @@ def _with_space(
         arguments=arguments,
     )
     recipe.validate(chosen)
+    if len(chosen) > 1 and (why := recipe.why_not_side_by_side()):
+        warn_user(f"{name}: {why}", TuningWarning)
     return TunedModule(recipe, chosen, options)
 
 
