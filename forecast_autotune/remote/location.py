@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -176,6 +178,18 @@ class Location:
 def _put(fs: Any, path: str, data: bytes) -> None:
     if _is_hub(fs):
         hub.write(fs, path, data)
+    elif fs.protocol in (
+        _LOCAL,
+        *_LOCAL,
+    ):  # whole at once, as object stores do: another machine reads what is there so far
+        partial = f"{path}.{uuid.uuid4().hex}"
+        try:
+            fs.pipe_file(partial, data)
+            os.replace(partial, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(partial)
+            raise
     else:
         fs.pipe_file(path, data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -43,6 +44,7 @@ from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.sqlite import SqliteStore
 from forecast_autotune.surrogates.history import History
 
+DIGEST = "0" * 32
 LIMIT_S = 60.0  # for what takes milliseconds
 
 Machines = Callable[..., FleetStore]
@@ -288,6 +290,28 @@ def test_what_is_withdrawn_is_forgotten_also_when_it_comes_again(machines: Machi
     assert heard(other, a_job()) is None
     tuned(one, a_job(), chosen=2)  # what is measured later counts
     assert heard(other, a_job()).config == SPACE[2]
+
+
+def test_a_segment_in_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    location, seen = Location(tmp_path.as_uri()), []
+
+    def replaced(partial: str, path: str) -> None:
+        seen.append((Path(partial).read_bytes(), location.segments(DIGEST, DIGEST), Path(path).exists()))
+        replace(partial, path)
+
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", replaced)
+    location.write(DIGEST, DIGEST, f"{DIGEST}.jsonl.gz", b"data")
+    assert seen == [(b"data", [], False)]
+    assert [data for _, data in location.read(location.segments(DIGEST, DIGEST))] == [b"data"]
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(RemoteStoreError, match="No space left"):
+        location.write(DIGEST, DIGEST, f"{'1' * 32}.jsonl.gz", b"data")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [f"{DIGEST}.jsonl.gz"]
 
 
 def test_compacting_keeps_all_that_counts(machines: Machines, tmp_path: Path) -> None:
