@@ -236,3 +236,11 @@ def test_a_remote_store_that_does_not_parse_is_named_with_what_is_accepted(text:
         InvalidInputError, match=r"FORECAST_AUTOTUNE_REMOTE_STORE=.*accepted is a URL that fsspec knows"
     ):
         Settings.from_environment({"FORECAST_AUTOTUNE_REMOTE_STORE": text})
+
+
+def test_a_name_that_several_begin_with_may_be_any_of_them() -> None:
+    environment = {"FORECAST_AUTOTUNE_REMOTE": "1", "FORECAST_AUTOTUNE_MOD": "tune"}
+    assert unknown_variables(environment) == {
+        "FORECAST_AUTOTUNE_REMOTE": "FORECAST_AUTOTUNE_REMOTE_STORE or FORECAST_AUTOTUNE_REMOTE_MODEL",
+        "FORECAST_AUTOTUNE_MOD": "FORECAST_AUTOTUNE_MODE",
+    }

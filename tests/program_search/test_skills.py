@@ -271,6 +271,13 @@ def test_an_option_is_its_own_place_and_a_models_step_its_own_how() -> None:
 
 def test_knobs_are_no_rewrite_whatever_their_names_and_values() -> None:
     assert rewrite_of("unroll@loop0=4") == Rewrite(kind="unroll", place="loop0", how=4)
-    for label in ("MODE=a@b N=4", "N=4 MODE=a@b", "variant=other MODE=a@b,N=4", "model_dim=4", "model: a@b=4"):
+    for label in (
+        "MODE=a@b N=4",
+        "N=4 MODE=a@b",
+        "variant=other MODE=a@b,N=4",
+        "MODE=a@b=2",
+        "model_dim=4",
+        "model: a@b=4",
+    ):
         assert rewrite_of(label) is None
         assert is_by_model(label) == (label == "model: a@b=4")

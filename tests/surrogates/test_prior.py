@@ -321,9 +321,10 @@ def test_a_held_model_is_the_file_named_or_the_shipped_one_by_its_version(tmp_pa
     assert held_prior(shipped_prior().version) is shipped_prior()
 
 
-def test_a_version_that_is_not_here_is_refused_with_the_one_that_is() -> None:
-    with pytest.raises(InvalidInputError, match=f"3-kernels-00000000 is not here.* has {shipped_prior().version}"):
-        held_prior("3-kernels-00000000")
+@pytest.mark.parametrize("version", ["3-kernels-00000000", "3-kernel-00000000"])
+def test_a_version_that_is_not_here_is_refused_with_the_one_that_is(version: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"{version} is not here.* has {shipped_prior().version}"):
+        held_prior(version)
 
 
 # The shipped one --------------------------------------------------------------------------------------------------------
