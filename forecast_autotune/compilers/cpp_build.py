@@ -91,9 +91,9 @@ def _unique_flags(compiler: str) -> list[str]:
 
 
 def _compiler_below_nvcc(words: list[str]) -> str:
-    """The compiler that nvcc has compile host code: one that flags name, else torch's choice, else nvcc's own."""
+    """What nvcc has compile host code: what flags name, else torch's choice, else the environment's, else nvcc's own."""
     named = re.search(r"(?:^|\n)(?:-ccbin|--compiler-bindir)[=\n](.+)", "\n".join(words))
-    return named[1] if named else os.environ.get("CC") or "g++"
+    return named[1] if named else os.environ.get("CC") or os.environ.get("NVCC_CCBIN") or "g++"
 
 
 def _build_with_torch(

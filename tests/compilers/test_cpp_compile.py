@@ -458,7 +458,8 @@ def test_what_an_image_holds_is_used_and_the_rest_built_elsewhere(
 
 
 def test_what_nvcc_compiles_for_the_host_shares_no_variables_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CC", raising=False)
+    for name in ("CC", "NVCC_CCBIN"):
+        monkeypatch.delenv(name, raising=False)
     plan = {
         "cuda": ["k"],
         "cpp": [""],
@@ -474,6 +475,10 @@ def test_what_nvcc_compiles_for_the_host_shares_no_variables_either(monkeypatch:
     assert flags("-O2") == ["-Xcompiler", "-fno-gnu-unique", "-O2", "-DN=1"]
     assert flags("-ccbin=g++ -O2")[:2] == ["-Xcompiler", "-fno-gnu-unique"]
     assert flags("-ccbin /opt") == ["-ccbin /opt", "-DN=1"], "nobody knows which compiler is there"
+    monkeypatch.setenv("NVCC_CCBIN", "/opt")
+    assert flags("-O2") == ["-O2", "-DN=1"]
+    monkeypatch.setenv("CC", "g++")  # torch tells nvcc of this one
+    assert flags("-O2")[:2] == ["-Xcompiler", "-fno-gnu-unique"]
 
 
 def variant_digest(
