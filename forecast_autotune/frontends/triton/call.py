@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from ...features.knob_roles import TRITON_OPTIONS
 from ...features.launch_features import Call, describe_call, knob_roles, launch_features, work_of
 from ...measure.base import BaseMeasurer
 from ...measure.checks import check_name
+from ...measure.clocks import BenchmarkClock
 from ...protocols import Compiler
 from ..call_tensors import is_fake
 from .config_arguments import Arguments, ConfigArguments, is_descriptor
@@ -76,7 +77,7 @@ class TritonCall:
         self._theirs = self._own_configs(candidates)
         self.arguments_of = ConfigArguments(spec, self._theirs, args, kwargs)
         self.compiler: Compiler = self._make_compiler(self.arguments_of)
-        self.benchmarked_ms: dict[Config, list[float]] = {}  # quantiles from a benchmark of the user's own
+        self.benchmarks: dict[Config, BenchmarkClock] = {}  # of the user's own, those that were made
         self.job = self._make_job()
 
     def measurer(self) -> BaseMeasurer:
@@ -92,9 +93,10 @@ class TritonCall:
         """Our configs with the `triton.Config`s that they were made from."""
         return self._theirs
 
-    def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, list[float]]:
+    def timings_ms(self, outcomes: Mapping[Config, Outcome]) -> dict[Any, Any]:
         """Triton's `configs_timings`; see the function of this name."""
-        return timings_ms(outcomes, self._theirs, self.benchmarked_ms)
+        told_ms = {config: clock.told_ms for config, clock in self.benchmarks.items() if clock.told_ms is not None}
+        return timings_ms(outcomes, self._theirs, told_ms)
 
     @property
     def times_on_device(self) -> bool:
@@ -176,7 +178,8 @@ class TritonCall:
             if name in self.named:
                 value = self.named[name]
                 key[name] = plain_value(self.spec.key_buckets[name](value) if name in self.spec.key_buckets else value)
-        dtypes = {n: str(v.dtype) for n, v in self.named.items() if n in self.spec.arg_names and hasattr(v, "dtype")}
+        given = [(name, value) for name, value in self.named.items() if name in self.spec.arg_names]
+        dtypes = {label: dtype for name, value in given for label, dtype in _labelled_dtypes(name, value)}
         constexprs = self._constexprs()
         return {
             **key,
@@ -317,26 +320,38 @@ def knobs_of(config: Any) -> dict[str, Value]:
     return {name: plain_value(value) for name, value in config.all_kwargs().items()}
 
 
+def _labelled_dtypes(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The dtype of an argument by its name; of tensors in a tuple or below a descriptor by their place: `xs[0]`, `a.base`.
+
+    Triton's key holds the first kind alone.
+    """
+    if hasattr(value, "dtype"):
+        yield name, str(value.dtype)
+    elif isinstance(value, tuple):
+        for place, held in enumerate(value):
+            yield from _labelled_dtypes(f"{name}[{place}]", held)
+    elif hasattr(base := getattr(value, "base", None), "dtype"):
+        yield f"{name}.base", str(base.dtype)
+
+
 def timings_ms(
     outcomes: Mapping[Config, Outcome],
     theirs: Mapping[Config, Any],
-    benchmarked_ms: Mapping[Config, Sequence[float]] | None = None,
-) -> dict[Any, list[float]]:
+    told_ms: Mapping[Config, Any] | None = None,
+) -> dict[Any, Any]:
     """Triton's `configs_timings`: median, 20 % and 80 % quantiles in milliseconds; infinite for a failure.
 
     Args:
         theirs: our configs with Triton's.
-        benchmarked_ms: quantiles from a benchmark of the user's own.
+        told_ms: what a benchmark of the user's own returned, which stands as it is.
     """
-    own = benchmarked_ms or {}
-    return {theirs[c]: _quantiles_ms(o, own.get(c, ())) for c, o in outcomes.items() if c in theirs}
+    own = {config: ms for config, ms in (told_ms or {}).items() if isinstance(outcomes.get(config), Measurement)}
+    return {theirs[c]: own[c] if c in own else _quantiles_ms(o) for c, o in outcomes.items() if c in theirs}
 
 
-def _quantiles_ms(outcome: Outcome, benchmarked_ms: Sequence[float] = ()) -> list[float]:
+def _quantiles_ms(outcome: Outcome) -> list[float]:
     if not isinstance(outcome, Measurement):
         return [float("inf")] * 3
-    if len(benchmarked_ms) == 3:
-        return list(benchmarked_ms)
     samples = sorted(outcome.samples_us)
     low, high = samples[len(samples) // 5], samples[-1 - len(samples) // 5]
     return [statistics.median(samples) / 1e3, low / 1e3, high / 1e3]

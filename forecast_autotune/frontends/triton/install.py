@@ -263,14 +263,17 @@ def _hash(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nargs(_: None) -> property:
-    """The arguments of the call that a thread decides for or launches, which hooks and pruning read; else Triton's own."""
+    """The arguments of the call that a thread decides for or launches, which hooks and pruning read; else Triton's own.
+
+    Triton's is None once a call has ended, and before the first one there is none.
+    """
 
     def read(self: Any) -> Any:
         tuner = vars(self).get(ATTRIBUTE)
         named = tuner.nargs if getattr(tuner, "kernel", None) is self else None
-        if named is None and "nargs" not in vars(self):
+        if tuner is None and "nargs" not in vars(self):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'nargs'", name="nargs", obj=self)
-        return vars(self)["nargs"] if named is None else named
+        return vars(self).get("nargs") if named is None else named
 
     def write(self: Any, named: Any) -> None:
         vars(self)["nargs"] = named

@@ -158,7 +158,7 @@ class _Timing:
             values = self.call.args, self.call.kwargs
             launch = self._hooked(config, values, pre=True, post=True)
             benchmark = BenchmarkClock(_printing_failures(self.spec.own_do_bench), launch.once)
-            self.call.benchmarked_ms[config] = benchmark.quantiles_ms
+            self.call.benchmarks[config] = benchmark
             return benchmark
         if self._device_clock is None:
             self._device_clock = self._make_clock()

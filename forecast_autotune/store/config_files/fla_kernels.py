@@ -142,7 +142,8 @@ def _key_of(workload: Workload) -> list[object]:
             if not isinstance(value, (bool, int, float, str, type(None))):
                 raise InvalidInputError(f"its key holds {name}={shown(value)}, which is no plain value")
             values.append(value)
-    return [*values, *(dtypes.values() if isinstance(dtypes, Mapping) else ())]
+    named = dtypes.items() if isinstance(dtypes, Mapping) else ()
+    return [*values, *(dtype for name, dtype in named if name.isidentifier())]  # not of what lies in an argument
 
 
 def _encode(config: Config) -> Json:

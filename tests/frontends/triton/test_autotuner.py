@@ -529,6 +529,13 @@ def test_a_users_own_benchmark_is_the_measurer_and_is_not_asked_twice() -> None:
     assert sorted(t[0] for t in kernel.configs_timings.values()) == [1.0, 1.01, 3.0, 4.0]
 
 
+def test_what_a_users_own_benchmark_returns_is_told_as_it_is() -> None:
+    kernel = tuned(do_bench=lambda launch, quantiles: launch() or 1.5)
+    with playing(times=1.0):
+        call(kernel)
+    assert list(kernel.configs_timings.values()) == [1.5] * 4
+
+
 def test_times_by_another_benchmark_do_not_count() -> None:
     with playing():
         call(tuned(do_bench=Bench(lambda: 1.0)))

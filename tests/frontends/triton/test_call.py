@@ -212,6 +212,25 @@ def test_a_key_holds_the_constexprs_that_the_call_gives() -> None:
     assert key_parts(keys[0]) == {"n": "64", "CAUSAL": "True", "D": "64", "dtypes": "f32"}
 
 
+def test_a_key_holds_dtypes_in_tuples_and_below_descriptors() -> None:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def gather(table, parts, x_ptr, n, BLOCK: tl.constexpr):
+        tl.store(x_ptr, 0)
+
+    def dtypes(dtype: torch.dtype) -> Any:
+        x = torch.empty(64, 64, dtype=dtype)
+        call = bound(tuned(gather), TensorDescriptor.from_tensor(x, [8, 8]), (x, (2, x)), torch.empty(64), 64)
+        return call.job.workload.key["dtypes"]
+
+    assert dtypes(torch.float16) == {
+        **dict.fromkeys(("table.base", "parts[0]", "parts[1][1]"), "torch.float16"),
+        "x_ptr": "torch.float32",
+    }
+    assert dtypes(torch.bfloat16) != dtypes(torch.float16)
+
+
 def test_a_constexpr_given_as_its_default_is_one_left_out() -> None:
     @triton.jit
     def head(x_ptr, n, BLOCK: tl.constexpr, D: tl.constexpr = None, E: tl.constexpr = 1):
