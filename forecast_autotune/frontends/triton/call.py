@@ -330,8 +330,8 @@ def _labelled_dtypes(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, tuple):
         for place, held in enumerate(value):
             yield from _labelled_dtypes(f"{name}[{place}]", held)
-    elif hasattr(base := getattr(value, "base", None), "dtype"):
-        yield f"{name}.base", str(base.dtype)
+    elif (dtype := getattr(getattr(value, "base", None), "dtype", None)) is not None:
+        yield f"{name}.base", str(dtype)
 
 
 def timings_ms(
