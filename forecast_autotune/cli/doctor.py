@@ -186,10 +186,7 @@ def check_model() -> Iterator[Finding]:
     try:
         model = shipped_prior() if held is None else held_prior(held)
     except (AutotuneError, OSError) as err:
-        advice = (
-            "name a version or a file that is here, or unset FORECAST_AUTOTUNE_MODEL; keys that are not measured run "
-        )
-        advice += "their first config meanwhile"
+        advice = "keys that are not measured run their first config meanwhile"
         yield Finding(check="model", status="problem", found=error_text(err), advice=advice)
         return
     path = SHIPPED if held is None or held == model.version else held

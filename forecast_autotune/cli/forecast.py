@@ -65,7 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Forecast every config and print them ranked.
 
     Raises:
-        InvalidInputError: an argument, the grid or the kernel's name does not parse, or the module cannot be imported.
+        InvalidInputError: an argument, the grid or the kernel's name does not parse, the module cannot be imported, or the
+            fitted model is none.
     """
     from ._values import read_arguments, read_grid
 
@@ -128,14 +129,16 @@ def _ranked(call: OfflineCall, folder: Path | None, named: str | None) -> list[t
     from ..store.queries import StoreFile
     from ..store.sqlite import SqliteStore
     from ..surrogates.by_name import make_surrogate
+    from ..surrogates.learned import check_model
 
     settings = Settings.from_environment()
     if named is not None:
         check_surrogate(named, "--surrogate", remote_model=settings.remote_model)
     settings = replace(settings, dir=folder or settings.dir, surrogate=named or settings.surrogate)
+    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
+    check_model(surrogate)
     known = StoreFile(settings.dir).exists() or bool(settings.packs)
     store = open_store(settings) if known else SqliteStore.in_memory()
-    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
     return call.ranked(surrogate if settings.mode == "forecast" else remembering(surrogate, store), store)
 
 

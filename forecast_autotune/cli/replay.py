@@ -17,6 +17,7 @@ from ..evaluation.history import history_of
 from ..evaluation.replay_runner import POLICIES, ReplayPlan, Row, Task, work
 from ..settings import SURROGATES, Settings, check_surrogate
 from ..surrogates.by_name import make_surrogate
+from ..surrogates.learned import check_model
 from ._exit_codes import BAD_INPUT, OK
 from ._parsing import Subparsers, count, new_parser
 from ._replay_report import report_of, show_report
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     """Replay, print, and return the exit code: 0, 130 when interrupted, 2 when workers died.
 
     Raises:
-        InvalidInputError: a budget or a surrogate does not parse, or a file is no trace.
+        InvalidInputError: a budget or a surrogate does not parse, a file is no trace, or the fitted model is none.
         OSError: a file cannot be read.
     """
     budgets = list(dict.fromkeys(args.budget or BUDGETS))
@@ -102,7 +103,9 @@ def run(args: argparse.Namespace) -> int:
         surrogate=partial(make_surrogate, args.surrogate, answer=settings.answer, model=settings.model),
     )
     tasks = _tasks(args, budgets)
-    priors = list(plan.surrogate().fitted_on)  # a broken model is reported before hours pass
+    surrogate = plan.surrogate()
+    check_model(surrogate)  # a broken model is reported before hours pass
+    priors = list(surrogate.fitted_on)
     done, code = _collect(plan, tasks, _jobs(args))
     report = report_of(done, budgets)
     if args.json:

@@ -12,11 +12,9 @@ from ..core.budget import Budget
 from ..core.context import ForecastContext
 from ..core.forecast import Abstention
 from ..core.job import Job
-from ..core.text import error_text
 from ..core.user_warnings import warn_once
 from ..errors import InvalidInputError, TuningWarning
 from ..protocols import Store, Surrogate
-from ..settings import PREFIX
 from ..store.sqlite import SqliteStore
 from ..surrogates.base import Forecasts, StatelessSurrogate, WithContext
 from ..surrogates.learned import Learned
@@ -75,11 +73,9 @@ def by_held_model(request: Request) -> Request:
         return request
     try:
         held_prior(request.settings.model)
-    except (OSError, InvalidInputError) as err:
-        why = f"{PREFIX}MODEL={request.settings.model}: {error_text(err)}"
-        meanwhile = "Keys that are not measured run their first config meanwhile"
-        warn_once(f"{why}; name a model that is here, or unset it. {meanwhile}", TuningWarning)
-        return replace(request, surrogate=_Silent(why))
+    except InvalidInputError as err:
+        warn_once(f"{err}. Keys that are not measured run their first config meanwhile", TuningWarning)
+        return replace(request, surrogate=_Silent(str(err)))
     return request
 
 

@@ -15,7 +15,7 @@ from ..core.outcome import Outcome
 from ..errors import InvalidInputError
 from ..features.forecast_columns import ForecastTable, median
 from ..features.knob_matrix import knob_matrix
-from ..protocols import SurrogateSession
+from ..protocols import Surrogate, SurrogateSession
 from . import transfer
 from .base import BaseSurrogate, Forecasts, OutcomeSession, basis_text, default_us, outcomes_in
 from .feature_columns import LAUNCH_FEATURES, role_features
@@ -95,6 +95,17 @@ class Learned(BaseSurrogate):
             OSError, InvalidInputError: the model cannot be read.
         """
         return _Session(context, self.prior)
+
+
+def check_model(surrogate: Surrogate) -> None:
+    """Read the fitted model that a surrogate forecasts by, or a member of a blend, if any does.
+
+    Raises:
+        OSError, InvalidInputError: it cannot be read.
+    """
+    for each in (surrogate, *getattr(surrogate, "members", ())):
+        if isinstance(each, Learned):
+            _ = each.prior
 
 
 class _Session(OutcomeSession):

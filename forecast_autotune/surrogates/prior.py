@@ -14,9 +14,10 @@ from ..core.file_format import FileFormat
 from ..core.hardware import WARP_SIZE
 from ..core.job import Job
 from ..core.model_names import is_model_version, model_version
-from ..core.text import shown
+from ..core.text import error_text, shown
 from ..errors import InvalidInputError
 from ..features.forecast_columns import median
+from ..settings import PREFIX
 from .feature_columns import LAUNCH_FEATURES, launch_columns, role_features
 from .networks import Networks, packed_networks, read_networks
 from .packed_numbers import packed, unpacked
@@ -482,7 +483,8 @@ def held_prior(held: str) -> Prior:
     Args:
         held: a version, which must be that of the shipped model, or the path of a model's file.
     Raises:
-        OSError, InvalidInputError: as `read_prior`; or the version is not the shipped one's.
+        InvalidInputError: as `read_prior`, or the file cannot be read, or the version is not the shipped one's; names the
+            setting.
     """
     result = _held(held)
     if isinstance(result, Exception):
@@ -491,23 +493,28 @@ def held_prior(held: str) -> Prior:
 
 
 @cache
-def _held(held: str) -> Prior | OSError | InvalidInputError:
-    version = held if is_model_version(held) else Path(held).stem
+def _held(held: str) -> Prior | InvalidInputError:
     try:
-        if is_model_version(version) and shipped_prior().version == version:
-            return shipped_prior()
-        if version != held:
-            prior = read_prior(Path(held))
-            if is_model_version(version) and prior.version != version:
-                return InvalidInputError(f"{held} holds {prior.version}, which is not what its name says: remove it")
-            return prior
+        return _read_held(held)
     except (OSError, InvalidInputError) as err:
-        return err
-    shipped = shipped_prior()
-    return InvalidInputError(
-        f"the model {held} is not here, this forecast_autotune has {shipped.version}: give the path of a file that holds "
-        f"{held} (the {SHIPPED.name} of the version that had it), or name {shipped.version}"
-    )
+        why = f"{PREFIX}MODEL={held}: {error_text(err)}"
+        return InvalidInputError(f"{why}; name a model's file, or a version that is here, or unset it")
+
+
+def _read_held(held: str) -> Prior:
+    version = held if is_model_version(held) else Path(held).stem
+    if is_model_version(version) and shipped_prior().version == version:
+        return shipped_prior()
+    if version == held:
+        shipped = shipped_prior().version
+        raise InvalidInputError(
+            f"the model {held} is not here, this forecast_autotune has {shipped}: give the path of a file that holds "
+            f"{held} (the {SHIPPED.name} of the version that had it), or name {shipped}"
+        )
+    prior = read_prior(Path(held))
+    if is_model_version(version) and prior.version != version:
+        raise InvalidInputError(f"{held} holds {prior.version}, which is not what its name says: remove it")
+    return prior
 
 
 @cache

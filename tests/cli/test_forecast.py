@@ -272,3 +272,12 @@ def test_a_surrogate_may_be_named_a_language_model_too(
     assert not own_settings.exists()
     _, err = told(capsys, f"{PROGRAM}:scale", *CALL, "--surrogate", "http://10.0.0.7:80", code=2)
     assert "FORECAST_AUTOTUNE_REMOTE_MODEL=1" in err
+
+
+def test_a_held_model_that_is_missing_is_an_error_that_names_the_setting(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", "3-kernels-00000000")
+    out, err = told(capsys, f"{PROGRAM}:scale", *CALL, code=2)
+    assert out == ""
+    assert "FORECAST_AUTOTUNE_MODEL=3-kernels-00000000: the model 3-kernels-00000000 is not here" in err

@@ -388,6 +388,20 @@ def test_only_what_holds_the_model_was_fitted_on_anything(
     assert told["priors"] == (list(shipped_prior().fitted_on) if fitted else [])
 
 
+@pytest.mark.parametrize("surrogate", ["auto", "learned", "roofline"])
+def test_a_held_model_that_is_missing_stops_what_would_forecast_by_it(
+    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, surrogate: str
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", "/nowhere/model.json")
+    code = run(trace, "--budget", "0", "--seeds", 1, "--jobs", 1, "--surrogate", surrogate)
+    told = capsys.readouterr()
+    if surrogate == "roofline":
+        assert (code, told.err) == (0, "")
+    else:
+        assert (code, told.out) == (2, "")
+        assert "FORECAST_AUTOTUNE_MODEL=/nowhere/model.json: there is no folder /nowhere" in told.err
+
+
 def test_processes_give_what_one_gives(capsys: pytest.CaptureFixture[str]) -> None:
     trace = Path(__file__).parents[2] / "calibration" / "traces" / "softmax.few_rows.NVIDIA_H200.jsonl.gz"
     alone = report(capsys, trace, "--budget", "6", "--seeds", "2")

@@ -301,6 +301,8 @@ def test_no_other_model_answers_for_one_that_is_held_and_not_here(
         unmeasured, tuned = forecasting(held, tmp_path)
     assert (unmeasured.config, unmeasured.basis) == (recording().default, "default")
     assert (tuned.tried, tuned.model) == (4, "")
+    (warning,) = {r.getMessage() for r in caplog.records if r.levelno == logging.WARNING}
+    assert f"FORECAST_AUTOTUNE_MODEL={held if '/' not in held else Path(held).absolute()}: " in warning
 
 
 @pytest.mark.parametrize(("value", "expected"), [("auto", "blend"), ("history", "history"), ("", "roofline")])

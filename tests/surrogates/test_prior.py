@@ -327,6 +327,13 @@ def test_a_version_that_is_not_here_is_refused_with_the_one_that_is(version: str
         held_prior(version)
 
 
+def test_a_held_model_that_cannot_be_read_is_told_with_setting_and_path(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none.json", "there is no file"), (tmp_path, "is a folder")):
+        with pytest.raises(InvalidInputError, match=why) as raised:
+            held_prior(str(path))
+        assert str(raised.value).startswith(f"FORECAST_AUTOTUNE_MODEL={path}: ")
+
+
 # The shipped one --------------------------------------------------------------------------------------------------------
 
 
