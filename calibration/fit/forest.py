@@ -47,6 +47,8 @@ from forecast_autotune.surrogates import prior as prior_module
 from forecast_autotune.surrogates.feature_columns import launch_columns
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.prior import (
+    LEAST_WIDTH,
+    MOST_WIDTH,
     RULES,
     SHIPPED,
     WIDTHS,
@@ -371,7 +373,8 @@ def fit_width(left_out: Sequence[tuple[str, LeftOutErrors]]) -> Width:
     usual = np.array(astuple(WIDTH))
     # A power that is 1 away from the usual one must gain 0.002: what few traces say in passing is not to bend it.
     fitted = minimize(lambda powers: brier(powers) + 0.002 * float(((powers - usual) ** 2).sum()), usual)
-    return Width(*(round(float(power), 2) for power in fitted.x))
+    within = np.clip(fitted.x, astuple(LEAST_WIDTH), astuple(MOST_WIDTH))
+    return Width(*(round(float(power), 2) for power in within))
 
 
 def fit_factors(examples: Sequence[Example]) -> dict[str, Factor]:

@@ -46,7 +46,7 @@ from forecast_autotune.core.outcome import Failure
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.evaluation.traces import write_trace
 from forecast_autotune.surrogates.feature_columns import LAUNCH_FEATURES
-from forecast_autotune.surrogates.prior import SHIPPED, Width, read_prior, shipped_prior, width_columns
+from forecast_autotune.surrogates.prior import LEAST_WIDTH, SHIPPED, Width, read_prior, shipped_prior, width_columns
 
 NONE_RAN = Failure(stage="launch", message="no")
 
@@ -216,6 +216,11 @@ def test_the_width_comes_near_the_rule_by_which_forecasts_missed(rule: Width) ->
     unseen = missed(rule.sigma, 1000).columns
     near = np.exp(unseen @ np.array(astuple(found))) / np.exp(unseen @ np.array(astuple(rule)))
     assert 0.75 < near.min() <= near.max() < 1.35
+
+
+def test_a_width_is_fitted_only_as_far_as_it_is_read() -> None:
+    found = fit_width([(f"kernel {seed}", missed(Width(0.0, distance=-3.0).sigma, seed)) for seed in range(20)])
+    assert found.distance == LEAST_WIDTH.distance
 
 
 def test_without_anything_left_out_the_width_is_the_usual_one() -> None:
