@@ -10,28 +10,35 @@ from pathlib import Path
 from typing import Any
 
 from .paths import REPOSITORY
+from .rows import Row, append_row, read_rows
 
 LIMIT_S = 600.0  # of one process
 
 
 class AnswerFile:
-    """Answers, in a file of JSON lines if one is named."""
+    """Answers, in a file of JSON lines if one is named.
+
+    Raises:
+        OSError, InvalidInputError: as `read_rows`.
+    """
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        lines = file.read_text().splitlines() if file is not None and file.exists() else []
-        self._found: dict[tuple[str, ...], dict[str, Any]] = {
-            tuple(line["asked"]): line["found"] for line in map(json.loads, lines)
-        }
+        rows = read_rows(file, _is_answer, cut_off=True) if file is not None and file.exists() else []
+        self._found: dict[tuple[str, ...], dict[str, Any]] = {tuple(row["asked"]): row["found"] for row in rows}
 
     def answer(self, asked: tuple[str, ...], ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What was found before, else what is found now; what names a problem is asked for again the next time."""
         if asked not in self._found:
             self._found[asked] = ask()
             if self._file is not None and "problem" not in self._found[asked]:
-                with self._file.open("a") as file:
-                    file.write(json.dumps({"asked": asked, "found": self._found[asked]}) + "\n")
+                append_row(self._file, {"asked": asked, "found": self._found[asked]})
         return self._found[asked]
+
+
+def _is_answer(row: Row) -> bool:
+    asked, found = row.get("asked"), row.get("found")
+    return isinstance(asked, list) and all(isinstance(word, str) for word in asked) and isinstance(found, dict)
 
 
 def answer_of(command: Sequence[str], environment: Mapping[str, str], *, limit_s: float = LIMIT_S) -> dict[str, Any]:

@@ -34,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import print_json, print_table
+from forecast_autotune.core.text import error_text
+from forecast_autotune.errors import InvalidInputError
 
 from ..answers import LIMIT_S, AnswerFile, answer_of
 from ..command import positive, verb_parser
@@ -93,8 +95,8 @@ def main(words: Sequence[str] | None = None) -> int:
     operations = given.names or list(OPERATIONS)
     try:
         kept = AnswerFile(given.keep)
-    except (OSError, ValueError) as err:
-        print(f"third-party: --keep {given.keep}: {err}", file=sys.stderr)
+    except (OSError, InvalidInputError) as err:
+        print(f"third-party: --keep: {error_text(err)}", file=sys.stderr)
         return 2
     how = Run(budget=given.budget, steps=given.steps, until_s=given.until, rehearse=given.rehearse)
     return run_operations(operations, ways, how, kept, as_json=given.json)

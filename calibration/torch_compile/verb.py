@@ -43,9 +43,12 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import print_json
+from forecast_autotune.core.text import error_text
+from forecast_autotune.errors import InvalidInputError
 
 from ..command import positive, verb_parser
 from ..paths import REPOSITORY
+from ..rows import Row, append_row, is_number, read_rows
 from .table import Found, print_found
 from .ways import EXHAUSTIVE, STOCK, budget_of
 
@@ -89,7 +92,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if missing := [str(file) for file in given.print if not file.exists()]:
             print(f"inductor-report: --print {missing[0]}: there is no such file", file=sys.stderr)
             return 2
-        return _print(read_kept(given.print), as_json=given.json)
+        try:
+            kept = read_kept(given.print)
+        except (OSError, InvalidInputError) as err:
+            print(f"inductor-report: {error_text(err)}", file=sys.stderr)
+            return 2
+        return _print(kept, as_json=given.json)
     ways = given.ways.split(",")
     if unknown := [way for way in ways if way not in STOCK and budget_of(way) is None]:
         print(f"inductor-report: --ways {unknown[0]!r} is none of {', '.join(STOCK)}, and no budget", file=sys.stderr)
@@ -113,7 +121,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print("inductor-report: there is no GPU here, and what is compared are times on one", file=sys.stderr)
         return 2
     wanted = tasks([*(MODELS if given.models else ()), *names], ways, names[: given.exhaustive], given.share)
-    return _print(collect(wanted, given.keep, given.limit_s, given.seconds), as_json=given.json)
+    try:
+        found = collect(wanted, given.keep, given.limit_s, given.seconds)
+    except (OSError, InvalidInputError) as err:
+        print(f"inductor-report: {error_text(err)}", file=sys.stderr)
+        return 2
+    return _print(found, as_json=given.json)
 
 
 def _share(text: str) -> tuple[int, int]:
@@ -142,15 +155,30 @@ def tasks(
 
 
 def read_kept(files: Iterable[Path]) -> dict[str, Found]:
-    """What files have kept, the last word on each; a problem counts where there is nothing else."""
+    """What files have kept, the last word on each; a problem counts where there is nothing else.
+
+    Raises:
+        OSError, InvalidInputError: as `read_rows`.
+    """
     found: dict[str, Found] = {}
     for file in files:
-        for line in file.read_text().splitlines():
-            kept = json.loads(line)
+        for kept in read_rows(file, _is_found, cut_off=True):
             of_one = found.setdefault(kept["operation"], {})
             if "problem" not in kept or "us" not in of_one.get(kept["way"], {}):
                 of_one[kept["way"]] = kept
     return found
+
+
+def _is_found(row: Row) -> bool:
+    if not isinstance(row.get("operation"), str) or not isinstance(row.get("way"), str):
+        return False
+    if "problem" in row:
+        return isinstance(row["problem"], str) and "us" not in row
+    positive = all(is_number(row.get(name)) and row[name] > 0 for name in ("us", "eager_us", "compile_s"))
+    phases = row.get("phases", {})
+    if not positive or not isinstance(phases, dict):
+        return False
+    return all(map(is_number, (row.get("timed"), row.get("own_s", 0.0), *phases.values())))
 
 
 def collect(
@@ -184,8 +212,7 @@ def collect(
             found.setdefault(name, {})[way] = each
             print(_told(each), file=sys.stderr, flush=True)
             if keep is not None:
-                with keep.open("a") as file:
-                    file.write(json.dumps(each) + "\n")
+                append_row(keep, each)
     except KeyboardInterrupt:
         pass
     finally:

@@ -20,6 +20,7 @@ import forecast_autotune as fa
 from calibration import answers
 from calibration.third_party import steps, verb
 from calibration.third_party.package_tuners import import_module, modules_of
+from forecast_autotune.errors import InvalidInputError
 
 KERNEL = """
 import triton
@@ -89,9 +90,18 @@ def test_what_was_answered_is_kept_and_what_failed_is_asked_again(tmp_path: Path
     assert answer("swiglu", {"first_s": 1.0}) == answer("swiglu", {"first_s": 2.0}) == {"first_s": 1.0}
     assert answer("gated_norm", {"problem": "no GPU"}) != answer("gated_norm", {"first_s": 3.0})
     assert asked == ["swiglu", "gated_norm", "gated_norm"]
-    file.write_text("half a li")
-    with pytest.raises(ValueError, match="Expecting value"):
-        answers.AnswerFile(file)
+    with file.open("a") as kept:
+        kept.write('{"asked": ["cut o')
+    assert answer("ragged", {"first_s": 4.0}) == answer("ragged", {"first_s": 5.0}) == {"first_s": 4.0}
+    assert asked[3:] == ["ragged"]
+
+
+def test_a_file_of_other_lines_is_refused_by_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "kept.jsonl"
+    for line in (b"half a li", b"[1]", b"{}", b'{"asked": [["a"]], "found": {}}', b"\xff\n"):
+        file.write_bytes(b'{"asked": ["a"], "found": {}}\n' + line)
+        with pytest.raises(InvalidInputError, match=f"{file}: line 2 is no "):
+            answers.AnswerFile(file)
 
 
 def test_what_was_answered_under_other_settings_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,51 @@ def test_what_shares_have_kept_is_printed_together(tmp_path: Path, capsys: pytes
     assert verb.main(["--print", str(tmp_path / "three.jsonl")]) == 2
 
 
+def test_a_line_that_was_cut_off_is_left_out_and_then_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(verb, "command_of", lambda _: [sys.executable, "-c", ANSWERING])
+    keep = tmp_path / "kept.jsonl"
+    keep.write_text(json.dumps({"operation": "a", "way": "default", **one(1.0, 1.0)}) + '\n{"operation": "d')
+    assert verb.main(["--print", str(keep)]) == 0
+    told = capsys.readouterr()
+    assert told.err == f"{keep}: the last line was cut off while it was written: it is left out\n"
+    found = verb.collect([("a", "default"), ("d", "default")], keep)
+    capsys.readouterr()
+    assert verb.read_kept([keep]) == found
+    assert capsys.readouterr().err == ""
+
+
+WHOLE = json.dumps({"operation": "a", "way": "default", **one(1.0, 1.0)}).encode()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"half a line",
+        b"[1]",
+        b'{"operation": "a", "way": "default"}',
+        b'{"operation": "a", "way": "default", "problem": "none", "us": 1.0}',
+        WHOLE.replace(b'"us": 1.0', b'"us": 0.0'),
+        WHOLE.replace(b'"timed": 4', b'"timed": "4"'),
+        WHOLE.replace(b'"timed"', b'"phases": [1], "timed"'),
+        WHOLE[:20] + b"\n",
+        WHOLE.replace(b"default", b"\xff"),
+    ],
+)
+def test_another_damaged_line_is_an_error_that_names_file_and_line(
+    tmp_path: Path, line: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kept.jsonl"
+    file.write_bytes(WHOLE + b"\n" + line)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for option in ("--print", "--keep"):
+        assert verb.main([option, str(file)]) == 2
+        told = capsys.readouterr()
+        assert (told.out, told.err.count("\n")) == ("", 1)
+        assert f"inductor-report: {file}: line 2 is no " in told.err
+
+
 @pytest.mark.parametrize(("words", "told"), [(["--ways", "fastest"], "'fastest'"), ([], "no GPU")])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")
 def test_what_cannot_be_reported_is_one_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
