@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from forecast_autotune.cli.output import print_table
+from forecast_autotune.core.text import error_text, shown
 from forecast_autotune.errors import AutotuneError, InvalidInputError
 from forecast_autotune.language.model import ModelError
 
+from ..rows import is_number, read_rows
 from .forest import suite_paths
 from .train import CARD
-from .training.evaluation import Row, evaluate_model, evaluate_others, summary
+from .training.evaluation import Row, evaluate_model, evaluate_others, is_row, summary
 from .training.spaces import read_spaces
+
+REMEDY = "name a folder that 'python -m calibration train' wrote"
 
 
 def evaluate(folder: Path, traces: Sequence[Path], *, device: str, others: bool) -> list[Row]:
@@ -30,12 +34,7 @@ def evaluate(folder: Path, traces: Sequence[Path], *, device: str, others: bool)
     Raises:
         InvalidInputError: there is no model there, or it left out nothing of these traces.
     """
-    try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise InvalidInputError(
-            f"{folder} has no {CARD} ({err}): give folders that 'python -m calibration train' wrote"
-        ) from None
+    card = read_card(folder)
     spaces = {s.name: s for s in read_spaces(traces)}
     ways = {way: [spaces[n] for n in names if n in spaces] for way, names in card["left_out"].items()}
     if not any(ways.values()):
@@ -58,6 +57,38 @@ def evaluate(folder: Path, traces: Sequence[Path], *, device: str, others: bool)
             temperature=card["temperature"],
         )
     return rows
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """What training says of the model that it wrote.
+
+    Raises:
+        InvalidInputError: there is no card, or it is none.
+    """
+    try:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as err:
+        raise InvalidInputError(f"{folder} has no {CARD} ({err}): {REMEDY}") from None
+    if not isinstance(card, dict):
+        raise InvalidInputError(f"{folder / CARD} is no card of a model, {shown(card)}: {REMEDY}")
+    plan, out = card.get("plan"), card.get("left_out")
+    fits = {
+        "plan": isinstance(plan, dict) and isinstance(plan.get("objective"), str) and is_number(plan.get("most_chars")),
+        "left_out": isinstance(out, dict) and all(map(_are_names, out.values())),
+        "learned": _are_names(card.get("learned")),
+        "chosen_on": _are_names(card.get("chosen_on")),
+        "model": isinstance(card.get("model"), dict),
+        "temperature": "temperature" in card and (card["temperature"] is None or is_number(card["temperature"])),
+    }
+    for name, right in fits.items():
+        if not right:
+            found = shown(card.get(name))
+            raise InvalidInputError(f"{folder / CARD}: {name} is {found}, as no training writes it: {REMEDY}")
+    return card
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def load(folder: Path, card: dict[str, Any], device: str) -> tuple[Any, Any]:
@@ -111,12 +142,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args(argv)
     try:
-        rows = [json.loads(line) for path in asked.rows for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [row for path in asked.rows for row in read_rows(path, is_row)]
+        if not asked.models and not rows:
+            raise InvalidInputError(f"there is no model and no row: {REMEDY}, or --rows FILE")
         for number, folder in enumerate(asked.models, start=1):
             print(f"{folder} ({number} of {len(asked.models)})", file=sys.stderr, flush=True)
             rows += evaluate(folder, asked.traces or suite_paths(), device=asked.device, others=not asked.alone)
     except (AutotuneError, ModelError, OSError) as err:
-        print(f"evaluate: {err}", file=sys.stderr)
+        print(f"evaluate: {error_text(err)}", file=sys.stderr)
         return 2
     if asked.keep:
         asked.keep.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

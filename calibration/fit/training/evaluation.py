@@ -19,12 +19,15 @@ from forecast_autotune.protocols import Surrogate
 from forecast_autotune.surrogates.learned import Learned
 from forecast_autotune.surrogates.roofline import Roofline
 
+from ...rows import is_number
 from ..forest import prior_without
 from .logits import forecast_pool
 
 Row = dict[str, Any]
 MIDDLES = np.array([-2.5, *((a + b) / 2 for a, b in pairwise(BIN_EDGES_LOG2)), 2.5])
 """Log2 speed-up that a bin stands for where configs are ranked."""
+MEANS = ("ece", "nll", "crps7", "accuracy", "off_by_one")  # scores of which the mean over spaces is told
+TOPS = ("top_1_percent", "top_10_percent", "top_50_percent")  # slowdowns
 
 
 def evaluate_model(
@@ -85,12 +88,27 @@ def evaluate_others(spaces: Sequence[RecordedSpace], known: Sequence[RecordedSpa
 def _row(space: RecordedSpace, method: str, way: str, scores: ForecastScores, *, ranks: bool = True) -> Row:
     default = float(2.0 ** (space.log2_us[0] - space.log2_us.min()))
     row: Row = {"way": way, "method": method, "space": space.name, "kernel": space.kernel, **asdict(scores)}
-    for name in ("top_1_percent", "top_10_percent", "top_50_percent"):
+    for name in TOPS:
         # Where nothing in the first so many runs, the default is run.
         row[name] = (row[name] or (default if math.isfinite(default) else None)) if ranks else None
     bins = np.bincount(space.bins(space.median), minlength=8) / len(space.job.space)
     row["half_brier_by_frequency"] = 0.5 * float(1.0 - (bins**2).sum())
     return row
+
+
+def is_row(row: Row) -> bool:
+    """Whether an object has what `summary` reads of a row."""
+    fifths = row.get("error_by_fifth")
+    return (
+        isinstance(row.get("way"), str)
+        and isinstance(row.get("method"), str)
+        and all(is_number(row.get(name)) for name in (*MEANS, "half_brier", "half_brier_by_frequency"))
+        and all(name in row and (row[name] is None or is_number(row[name])) for name in ("brier_skill", *TOPS))
+        and all(row[name] is None or row[name] > 0 for name in TOPS)
+        and isinstance(fifths, list)
+        and len(fifths) in (0, 5)
+        and all(map(is_number, fifths))
+    )
 
 
 def summary(rows: Sequence[Row]) -> Row:
@@ -105,10 +123,10 @@ def summary(rows: Sequence[Row]) -> Row:
         "spaces": len(rows),
         "skill": 1.0 - brier / by_frequency,
         "mean_skill": statistics.fmean(r["brier_skill"] for r in rows if r["brier_skill"] is not None),
-        **{name: statistics.fmean(r[name] for r in rows) for name in ("ece", "nll", "crps7", "accuracy", "off_by_one")},
+        **{name: statistics.fmean(r[name] for r in rows) for name in MEANS},
         "error_by_fifth": [statistics.fmean(column) for column in zip(*fifths, strict=True)],
     }
-    for name in ("top_1_percent", "top_10_percent", "top_50_percent"):
+    for name in TOPS:
         values = [r[name] for r in rows if r[name] is not None]
         line[name] = statistics.geometric_mean(values) if values else None
     return line
