@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from pathlib import Path
 
 from ..processes.file_lock import file_lock
+
+_SLOT = re.compile(r"slot-[0-9a-f]{12}-\d+(-[0-9a-f]{32})?")
+_VARIANT = re.compile(r"[0-9a-f]{32}")
+_IN_A_VARIANT = ("build.lock", "request.json", "built.json", "kernel_part.cu")  # one at least, from the first step on
 
 
 def mark_used(folder: Path) -> None:
@@ -20,7 +25,8 @@ def mark_used(folder: Path) -> None:
 def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
     """Remove builds that nothing has used for so many days; how many, and how many bytes they took.
 
-    One that is being built now is left alone. A process that has a variant loaded keeps it.
+    One that is being built now is left alone, and so is every folder that is no build. A process that has a variant loaded
+    keeps it.
 
     Args:
         root: the folder `builds` of a store's folder; there may be none.
@@ -29,7 +35,7 @@ def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
     count = size = 0
     for folder in sorted(root.glob("*/*")) if root.is_dir() else ():
         try:
-            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_mtime > before:
+            if folder.is_symlink() or not folder.is_dir() or folder.stat().st_mtime > before or not _is_build(folder):
                 continue
             name = "slot.lock" if folder.name.startswith("slot-") else "build.lock"
             with file_lock(folder / name, timeout=0):
@@ -39,3 +45,12 @@ def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
         except OSError:
             continue
     return count, size
+
+
+def _is_build(folder: Path) -> bool:
+    """Whether a folder is a variant's or a slot, cut off half-way or not: others may keep folders called builds too."""
+    if _SLOT.fullmatch(folder.name):
+        return True
+    if not _VARIANT.fullmatch(folder.name):
+        return False
+    return any((folder / name).exists() for name in _IN_A_VARIANT) or not any(folder.iterdir())

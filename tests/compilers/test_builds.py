@@ -7,13 +7,16 @@ import time
 from pathlib import Path
 
 import filelock
+import pytest
 
 from forecast_autotune.compilers.builds import mark_used, remove_unused
+from forecast_autotune.core.digest import digest
 
 
 def build(root: Path, name: str, age_days: float) -> Path:
-    folder = root / "extension" / name
+    folder = root / "extension" / digest(name)
     folder.mkdir(parents=True)
+    (folder / "built.json").write_text("{}")
     (folder / "library.so").write_bytes(b"x" * 1000)
     then = time.time() - age_days * 86400
     os.utime(folder, (then, then))
@@ -48,3 +51,25 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_no_builds_at_all_is_no_error(tmp_path: Path) -> None:
     assert remove_unused(tmp_path / "missing", days=0) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["release", "slot-machine", digest("of another program")])
+def test_a_folder_that_is_no_build_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "linux" / name
+    folder.mkdir(parents=True)
+    (folder / "app").touch()
+    assert remove_unused(tmp_path, days=0) == (0, 0)
+    assert os.listdir(folder) == ["app"]
+
+
+@pytest.mark.parametrize(
+    "name", [digest("variant"), "slot-0123456789ab-0", f"slot-0123456789ab-10-{digest('tainted')}"]
+)
+@pytest.mark.parametrize("held", [(), ("build.lock",), ("build.lock", "kernel_part.cu"), ("request.json", "build.log")])
+def test_a_build_that_was_cut_off_is_removed(tmp_path: Path, name: str, held: tuple[str, ...]) -> None:
+    folder = tmp_path / "extension" / name
+    folder.mkdir(parents=True)
+    for file in held:
+        (folder / file).touch()
+    assert remove_unused(tmp_path, days=0)[0] == 1
+    assert not folder.exists()
