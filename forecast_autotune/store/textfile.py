@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ..errors import InvalidInputError
+from .filesystem import COMPANIONS
 
 _GZIP_MAGIC = b"\x1f\x8b"
+_SQLITE_MAGIC = b"SQLite format 3\0"
 
 MAX_BYTES = 2**29
 """Of a text, uncompressed. A recording of 11,130 configs on one GPU takes 20 MB; what is read takes ten times its size."""
@@ -134,17 +136,31 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
     Raises:
         OSError: the folder cannot be written to.
-        InvalidInputError: what stands there is no plain file.
+        InvalidInputError: what stands there is no plain file, or a database such as a store.
     """
     is_for_all = path.is_symlink() and (path.parent / path.readlink()).parent.resolve().is_relative_to("/proc")
     if is_for_all or (path.exists() and not path.is_file()):
         raise InvalidInputError(f"{path} is no plain file: name one that is, or a new one")
+    if _is_database(path):
+        raise InvalidInputError(f"{path} is a database or belongs to one, and is not written over: name a new file")
     try:
         _put(path, lines)
     except OSError as err:
         if err.filename is None and err.errno is not None:  # such as a full disk, of which no path is said
             raise OSError(err.errno, err.strerror, str(path)) from None
         raise
+
+
+def _is_database(path: Path) -> bool:
+    """Whether a path leads to a database of SQLite, or is a name that SQLite gives to a file beside one."""
+    real = os.path.realpath(path)
+    names = [real, *(real.removesuffix(ending) for ending in COMPANIONS if real.endswith(ending))]
+    return any(map(_begins_as_database, filter(os.path.isfile, names)))
+
+
+def _begins_as_database(name: str) -> bool:
+    with open(name, "rb") as file:
+        return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
 
 
 def _put(path: Path, lines: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 
 from forecast_autotune.cli import main
 from forecast_autotune.cli._commands import COMMANDS
+from forecast_autotune.store.searches import SearchFile
 from forecast_autotune.store.sqlite import SqliteStore
 
 TRACE = str(Path(__file__).parents[1] / "traces" / "gemm_few_rows.jsonl.gz")
@@ -70,6 +71,25 @@ def test_a_missing_folder_is_named(capsys: pytest.CaptureFixture[str], command: 
 @pytest.mark.parametrize("command", [*READERS, *PROGRAMS, *KERNELS], ids=str)
 def test_a_folder_in_the_place_of_a_file_is_named(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert re.search("folder is a folder.*name a (Python )?file", refusal(capsys, command, "folder"))
+
+
+@pytest.mark.parametrize("verb", [["export"], ["coverage", "--write"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "to", ["store/store.sqlite3", "store/store.sqlite3-wal", "other/searches.sqlite3", "link", "twin"]
+)
+def test_nothing_is_written_over_a_store(
+    capsys: pytest.CaptureFixture[str], folder: Path, verb: list[str], to: str
+) -> None:
+    store = folder / "store" / "store.sqlite3"
+    SearchFile(folder / "other").begin("a", {})
+    (folder / "link").symlink_to(store)
+    os.link(store, folder / "twin")
+    before = {path: path.read_bytes() for path in (store, folder / "other" / "searches.sqlite3")}
+    said = refusal(capsys, [*verb, "{}"], to)
+    assert f"{to} is a database or belongs to one, and is not written over: name a new file" in said
+    assert {path: path.read_bytes() for path in before} == before
+    assert (folder / "link").is_symlink()
+    assert store.stat().st_nlink == 2
 
 
 @pytest.mark.parametrize("command", WRITERS, ids=str)
