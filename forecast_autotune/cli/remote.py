@@ -80,7 +80,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "store, and in the store here. A machine that measured them itself keeps its own; 'clear' removes those there.",
         "nothing here is called KEY; --json prints []",
     )
-    withdraw.add_argument("key", metavar="KEY", help="the start of a digest, or the whole name of a kernel")
+    withdraw.add_argument("key", metavar="KEY", help="the whole name of a kernel, or the start of one digest")
     parser.set_defaults(run=run)
 
 
@@ -243,12 +243,15 @@ def _withdraw(arguments: argparse.Namespace, exchange: Exchange, store: StoreFil
     folder = exchange.mirror.folder
     files = [file for file in (store, *([] if folder is None else [StoreFile(folder)])) if file.exists()]
     found = [stored for file in files for stored in file.find(arguments.key)]
-    meant = [s for s in found if s.digest.startswith(arguments.key.lower()) or _kernel(s) == arguments.key]
+    of_name = [stored for stored in found if _kernel(stored) == arguments.key]
+    meant = of_name or [stored for stored in found if stored.digest.startswith(arguments.key.lower())]
+    digests = len({stored.digest for stored in meant})
     kernels = sorted({_kernel(stored) for stored in meant or found})
-    if len(kernels) > 1 or (found and not meant):
-        say(
-            f"{arguments.key!r} is no kernel's whole name, and no digest's start of one kernel alone; nothing is withdrawn"
-        )
+    if found and not of_name and digests != 1:
+        if digests:
+            say(f"{digests} digests start with {arguments.key!r}; nothing is withdrawn: give more of one")
+        else:
+            say(f"{arguments.key!r} is no kernel's whole name and no digest's start; nothing is withdrawn")
         say(f"it stands for {', '.join(kernels[:MAX_LISTED])}{' and others' if len(kernels) > MAX_LISTED else ''}")
         return BAD_INPUT
     named: dict[str, StoredDecision] = {}

@@ -35,8 +35,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "key",
         metavar="KEY",
-        help="the start of a decision's digest as `list` prints it, a kernel's name, or a part of one as `list --kernel` "
-        "takes it",
+        help="a kernel's name, the start of a decision's digest as `list` prints it, or a part of a name as "
+        "`list --kernel` takes it",
     )
     parser.add_argument(
         "-v",

@@ -117,9 +117,9 @@ class StoreFile:
             return [str(name) for (name,) in connection.execute("SELECT DISTINCT name FROM program ORDER BY name")]
 
     def find(self, key: str) -> list[StoredDecision]:
-        """Decisions that a person means: those whose digest starts with the key; else those of kernels of that name.
+        """Decisions that a person means: of the kernel of exactly that name; else those whose digest starts with the key.
 
-        A kernel whose name is the key goes first; else every kernel with the key in its name counts, as in `decisions`.
+        Else every kernel with the key in its name counts, as in `decisions`.
         """
         start = key.lower()
         if not start or not _is_storable(key):
@@ -129,13 +129,14 @@ class StoreFile:
             def matching(where: str, values: Parameters) -> list[StoredDecision]:
                 return list(stored_decisions(connection, self.unreadable.append, where, values))
 
+            if of_name := matching(f"WHERE superseded_at IS NULL AND {_NAMED}", {"name": key}):
+                return of_name
             if not start.strip("0123456789abcdef"):
                 # What starts with a text comes after it, and before it with a further letter behind every digit.
                 digests = "WHERE superseded_at IS NULL AND digest >= ? AND digest < ?"
                 if decisions := matching(digests, (start, f"{start}g")):
                     return decisions
-            of_name = matching(f"WHERE superseded_at IS NULL AND {_NAMED}", {"name": key})
-            return of_name or matching(*_which(connection, key, None, self.unreadable.append, superseded=False))
+            return matching(*_which(connection, key, None, self.unreadable.append, superseded=False))
 
     def detail(self, stored: StoredDecision) -> DecisionDetail:
         """Everything that is known around one decision."""

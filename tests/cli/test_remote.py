@@ -85,6 +85,28 @@ def test_withdraw_takes_a_whole_name_or_a_digest_of_one_kernel(
     assert remote(tmp_path, "three", "withdraw", digests[1][:10].upper()) == 0
 
 
+def test_a_kernels_name_goes_before_the_start_of_other_digests(
+    tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [a_job(name="mul", key={"n": n}) for n in range(40)]
+    start = others[0].digest[:1]
+    several = [job.digest for job in others if job.digest.startswith(start)]
+    named = a_job(name=start)
+    for machine, jobs in (("three", [*others, named]), ("four", others)):
+        with SqliteStore(tmp_path / machine) as store:
+            for job in jobs:
+                store.record_decision(job, a_decision(job, decided_at=time.time()))
+    assert main(["show", start, "--json", "--dir", str(tmp_path / "three")]) == 0
+    assert json.loads(capsys.readouterr().out)["kernel"] == start
+    assert remote(tmp_path, "three", "withdraw", start, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == [named.digest]
+    assert len(several) > 1
+    assert remote(tmp_path, "four", "withdraw", start) == 2
+    assert f"{len(several)} digests start with '{start}'; nothing is withdrawn" in capsys.readouterr().err
+    assert remote(tmp_path, "four", "withdraw", several[0], "--json") == 0
+    assert json.loads(capsys.readouterr().out) == several[:1]
+
+
 def test_what_was_sent_to_a_store_that_somebody_emptied_is_sent_again(
     tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
