@@ -53,16 +53,16 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             say("nothing removed")
             return NOTHING
-    if imported:
-        remove_imported(store.path.parent)
-        say(f"removed {imported} imported config {'file' if imported == 1 else 'files'}")
+    removed = None
+    if store.exists():  # first: where it cannot be used, all stays
+        removed = store.clear(kernel=arguments.kernel)
+        say_removed(removed)
     if everything and searches.path.exists():
         count = searches.remove()
         say(f"removed the archive of {count} {'search' if count == 1 else 'searches'}")
-    if not store.exists():
-        return OK
-    removed = store.clear(kernel=arguments.kernel)
-    say_removed(removed)
+    if imported:
+        remove_imported(store.path.parent)
+        say(f"removed {imported} imported config {'file' if imported == 1 else 'files'}")
     if everything:
         remove_builds(store.path.parent / "builds", 0.0)
-    return OK if everything or removed.decisions + removed.outcomes + removed.pending else NOTHING
+    return OK if everything or (removed and removed.decisions + removed.outcomes + removed.pending) else NOTHING

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -293,6 +294,18 @@ def test_clear_removes_an_archive_of_searches_where_nothing_was_tuned(
     printed(capsys, "clear", "--yes", "--kernel", "rmsnorm", code=1)
     assert "removed the archive of 1 search\n" in printed(capsys, "clear", "--yes")[1]
     assert not searches.path.exists()
+
+
+def test_clear_removes_nothing_where_the_store_cannot_be_used(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    SearchFile(store).begin("a", {})
+    imported = store / "config_files" / "vllm" / "file.json"
+    imported.parent.mkdir(parents=True)
+    imported.touch()
+    with closing(sqlite3.connect(store / "store.sqlite3")) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    assert "has schema 99" in printed(capsys, "clear", "--yes", code=2)[1]
+    assert imported.exists()
+    assert SearchFile(store).path.exists()
 
 
 @pytest.mark.parametrize(("words", "verb"), [(["clear", "--json"], "clear"), (["skills", "x"], "skills")])
