@@ -17,8 +17,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "clear",
-        "Remove everything from the store, builds, imported config files and the archive of\n"
-        "searches included, or decisions, outcomes and pending keys of one kernel.",
+        "Remove everything from the store, builds, imported config files, the archive of searches\n"
+        "and the mark of `freeze` included, or decisions, outcomes and pending keys of one kernel.",
         nothing="nothing was removed: there is nothing, or the answer was no",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         InvalidInputError: there is no terminal, and no `--yes`.
     """
     from ..store.config_files.imported import count_imported, remove_imported
+    from ..store.frozen import is_frozen, thaw
     from ..store.searches import SearchFile
     from .prune import remove_builds, say_removed
 
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     searches = SearchFile(store.path.parent)
     everything = arguments.kernel is None
     imported = count_imported(store.path.parent) if everything else 0
-    if not imported and not (everything and searches.path.exists()) and is_missing(store):
+    others = everything and (searches.path.exists() or is_frozen(store.path.parent))
+    if not imported and not others and is_missing(store):
         return NOTHING
     if not arguments.yes:
         if not sys.stdin.isatty():
@@ -63,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if imported:
         remove_imported(store.path.parent)
         say(f"removed {imported} imported config {'file' if imported == 1 else 'files'}")
+    if everything and thaw(store.path.parent):
+        say(f"programs with the store in {store.path.parent} may explore again")
     if everything:
         remove_builds(store.path.parent / "builds", 0.0)
     return OK if everything or (removed and removed.decisions + removed.outcomes + removed.pending) else NOTHING

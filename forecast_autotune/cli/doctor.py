@@ -99,7 +99,7 @@ def _examine(directory: Path | None) -> list[Finding]:
 
 def _checks(directory: Path | None) -> list[tuple[str, Callable[[], Iterable[Finding]]]]:
     # Without a folder, and with settings that do not parse, no store's folder is known.
-    store = [check_store, check_builds, check_locks] if directory or _settings_parse() else []
+    store = [check_store, check_frozen, check_builds, check_locks] if directory or _settings_parse() else []
     return [
         ("settings", check_settings),
         ("model", check_model),
@@ -472,6 +472,17 @@ def _check_failures(store: StoreFile, stats: StoreStats) -> Iterator[Finding]:
 
 def _nothing_ran(decision: Decision) -> bool:
     return decision.basis == "default" and decision.config_us is None and decision.failed > 0
+
+
+def check_frozen(directory: Path | None) -> Iterator[Finding]:
+    """Whether programs in mode online may try nothing."""
+    from ..store.frozen import is_frozen
+
+    folder = store_folder(directory)
+    if is_frozen(folder):
+        found = f"programs with the store in {folder} explore nothing"
+        advice = "'forecast-autotune freeze --undo' lets them explore again"
+        yield Finding(check="frozen", status="note", found=found, advice=advice)
 
 
 def check_builds(directory: Path | None) -> Iterator[Finding]:

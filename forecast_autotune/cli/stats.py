@@ -52,6 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
     from ..evaluation.scores import score_pairs, score_trust
+    from ..store.frozen import is_frozen
     from ..surrogates.lessons import lessons_of
 
     store = store_of(arguments)
@@ -68,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         for kind in sorted(set(stats.kinds), key=KINDS.index)
     }
     model, trouble = _model()
+    frozen = is_frozen(store.path.parent)
     if arguments.json:
         told_below = ("path", "pairs", "kinds", "noise")
         shown = {name: getattr(stats, name) for name in stats.__dataclass_fields__ if name not in told_below}
@@ -77,9 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
         }
         shown |= {"honesty_by_kind": {kind: asdict(each) for kind, each in kinds.items()}, "model": model}
         shown["noise"] = {name: asdict(each) for name, each in stats.noise.items()}
-        print_json({"path": str(stats.path), **shown, "honesty": honesty, "recalibration": corrected})
+        shown |= {"frozen": frozen, "honesty": honesty, "recalibration": corrected}
+        print_json({"path": str(stats.path), **shown})
     else:
-        _print(stats, scores, trust, kinds, learned, _model_facts(model, trouble))
+        _print(stats, scores, trust, kinds, learned, _model_facts(model, trouble), frozen=frozen)
     return OK
 
 
@@ -90,6 +93,8 @@ def _print(
     kinds: Mapping[str, ForecastScores],
     learned: Mapping[str, Lessons],
     model: Sequence[tuple[str, str]],
+    *,
+    frozen: bool,
 ) -> None:
     decisions = sum(stats.decisions.values())
     failures = sum(stats.failures.values())
@@ -106,6 +111,10 @@ def _print(
         ("spent on tuning", as_duration(stats.spent_s)),
         ("saved", f"{as_duration(stats.saved_by_hits_s)} by hits, {as_duration(stats.saved_by_forecasts_s)} by forecasts"),
     ]  # fmt: skip
+    if frozen:
+        facts.append(
+            ("frozen", "programs with this store explore nothing; 'forecast-autotune freeze --undo' ends that")
+        )
     if stats.explored_s:
         saved = f"{as_duration(stats.saved_in_calls_s)} less than under the first configs until the decisions"
         facts.append(("in real calls", f"{as_duration(stats.explored_s)} lost to exploring, {saved}"))

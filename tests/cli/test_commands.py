@@ -273,6 +273,33 @@ def test_freeze_says_where_there_is_no_store_yet(
         assert said.endswith("; there is no store there yet\n")
 
 
+def test_stats_and_doctor_say_that_a_store_is_frozen_and_clear_ends_it(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def is_said() -> list[bool]:
+        stats, as_json = printed(capsys, "stats")[0], json.loads(printed(capsys, "stats", "--json")[0])
+        findings = [finding.found for finding in doctor.check_frozen(None)]
+        assert findings in ([], [f"programs with the store in {store} explore nothing"])
+        return ["explore nothing" in stats, as_json["frozen"], bool(findings)]
+
+    assert is_said() == [False] * 3
+    printed(capsys, "freeze")
+    assert is_said() == [True] * 3
+    main(["doctor"])
+    assert "freeze --undo" in capsys.readouterr().out
+    printed(capsys, "clear", "--yes", "--kernel", "rmsnorm")
+    assert is_said() == [True] * 3
+    assert f"programs with the store in {store} may explore again\n" in printed(capsys, "clear", "--yes")[1]
+    assert is_said() == [False] * 3
+
+
+def test_clear_ends_a_freeze_where_there_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    printed(capsys, "freeze")
+    assert "may explore again\n" in printed(capsys, "clear", "--yes")[1]
+    assert not (tmp_path / "store" / "frozen").exists()
+    printed(capsys, "clear", "--yes", code=1)
+
+
 def test_clear_removes_the_archive_of_searches_unless_a_kernel_is_named(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
