@@ -73,6 +73,17 @@ def refuse_read_only(paths: Iterable[Path], what: str) -> None:
             raise StoreError(f"{path} cannot be written to: {what} would be lost; check its permissions")
 
 
+def nearest_kernels(named: str, kernels: Iterable[str]) -> str:
+    """Where no kernel has this name, those that may be meant, as the end of a sentence."""
+    import difflib
+
+    known = {name.lower(): name for name in kernels}
+    having = [name for lower, name in known.items() if named.lower() in lower]
+    close = [known[lower] for lower in difflib.get_close_matches(named.lower(), known, n=3)]
+    nearest = list(dict.fromkeys([*having, *close]))[:3]
+    return f"did you mean {' or '.join(nearest)}?" if nearest else "'forecast-autotune list' names them"
+
+
 def hardware_meant(store: StoreFile, named: str | None) -> str:
     """Where no hardware here has this in its name, some that there is, the likeliest first, as the end of a sentence."""
     if named is None:

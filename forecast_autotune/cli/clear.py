@@ -8,7 +8,7 @@ import sys
 from ..errors import InvalidInputError
 from ._exit_codes import NOTHING, OK
 from ._parsing import Subparsers, add_store_argument, new_parser
-from ._store import is_missing, store_of
+from ._store import is_missing, nearest_kernels, store_of
 from .output import say
 
 
@@ -19,7 +19,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "clear",
         "Remove everything from the store, builds, imported config files, the archive of searches\n"
         "and the mark of `freeze` included, or decisions, outcomes and pending keys of one kernel.",
-        nothing="nothing was removed: there is nothing, or the answer was no",
+        nothing="nothing was removed: there is nothing, or no kernel of that name, or the answer was no",
     )
     parser.add_argument("--kernel", metavar="K", help="only the kernel of exactly this name")
     parser.add_argument("--yes", action="store_true", help="do not ask; required where there is no terminal to ask at")
@@ -44,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
     imported = count_imported(store.path.parent) if everything else 0
     others = everything and (searches.path.exists() or is_frozen(store.path.parent))
     if not imported and not others and is_missing(store):
+        return NOTHING
+    if not everything and arguments.kernel not in (kernels := store.kernels()):
+        say(f"there is no kernel {arguments.kernel!r} in {store.path}; {nearest_kernels(arguments.kernel, kernels)}")
         return NOTHING
     if not arguments.yes:
         if not sys.stdin.isatty():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from typing import TYPE_CHECKING
 
 from ._exit_codes import BAD_INPUT, NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
-from ._store import is_missing, store_of, warn_unreadable
+from ._store import is_missing, nearest_kernels, store_of, warn_unreadable
 from .listing import table_of
 from .output import print_json, print_text, say, text_for
 
@@ -85,8 +84,7 @@ def _say_unknown(store: StoreFile, key: str) -> None:
     if key in kernels:
         say(f"no decision of {key} is stored here, only what was measured of it")
         return
-    nearest = difflib.get_close_matches(key, kernels, n=3)
-    hint = f"did you mean {' or '.join(nearest)}?" if nearest else "'forecast-autotune list' names them"
+    hint = nearest_kernels(key, kernels)
     say(f"no decision starts with {key!r} and no decided kernel has it in its name; {hint}")
 
 

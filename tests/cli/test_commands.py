@@ -344,6 +344,15 @@ def test_words_that_a_verb_does_not_take_are_told_with_its_own_usage(
     assert f"unrecognized arguments: {words[1]}" in told
 
 
+@pytest.mark.parametrize("typed", ["norm", "RMSNorm", "rmsnrom"])
+def test_clear_of_an_unknown_kernel_names_the_nearest_and_asks_nothing(
+    store: Path, capsys: pytest.CaptureFixture[str], typed: str
+) -> None:
+    said = printed(capsys, "clear", "--kernel", typed, code=1)[1]
+    path = store / "store.sqlite3"
+    assert said == f"forecast-autotune: there is no kernel {typed!r} in {path}; did you mean rmsnorm?\n"
+
+
 def test_clear_removes_nothing_where_there_is_no_terminal_to_ask_at(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
