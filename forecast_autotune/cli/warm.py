@@ -92,11 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _warm(settings: Settings, script: str | None, hardware: str | None) -> tuple[list[Warmed], bool]:
     """What became of the keys, and whether Ctrl-C came before all were done."""
     from ..frontends.warming import (
+        BY_FIRST_CALL,
         Warmed,
         count_kernels,
         find_kernels,
         import_kernels_of,
         nothing_launched,
+        of_variants,
         warm,
         why_unknown,
     )
@@ -115,7 +117,10 @@ def _warm(settings: Settings, script: str | None, hardware: str | None) -> tuple
     rows: list[Warmed] = []
     if script is None:
         rows += [Warmed(tuning_key=k, config=None, result="left", why=why_unknown(k, not_imported)) for k in unknown]
-    elif keys and not found:
+    else:
+        variants = of_variants(unknown, script=name)
+        rows += [Warmed(tuning_key=k, config=None, result="left", why=BY_FIRST_CALL) for k in variants]
+    if script is not None and keys and not found and not rows:
         say(f"of the kernels of {script} no key is known: run it once")
     try:
         for row in with_progress(_told(warm(found), len(found)), len(found), "compiling"):

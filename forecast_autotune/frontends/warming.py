@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from ..compilers.triton_compile import TritonCompiler
     from ..compilers.triton_source import Source
     from .load_inline.tuned_function import TunedFunction
+    from .variants.tuned_variants import TunedVariants
 
 MAIN = "__main__"
+
+BY_FIRST_CALL = "what fa.variants runs is compiled by its first call"
 
 
 class LaunchRefusedError(AutotuneError):
@@ -130,8 +133,8 @@ class MatchedKey:
 
 
 def count_kernels() -> int:
-    """How many tuned kernels live in this process: of Triton, and functions of `load_inline`."""
-    return sum(map(len, (*_tuners_by_name().values(), *_functions_by_name().values())))
+    """How many tuned kernels live in this process: of Triton, functions of `load_inline`, and those of `fa.variants`."""
+    return sum(map(len, (*_tuners_by_name().values(), *_functions_by_name().values(), _living_variants())))
 
 
 def find_kernels(keys: Iterable[TuningKey], *, script: str = "") -> tuple[list[MatchedKey], list[TuningKey]]:
@@ -158,6 +161,22 @@ def find_kernels(keys: Iterable[TuningKey], *, script: str = "") -> tuple[list[M
     return found, unknown
 
 
+def of_variants(keys: Iterable[TuningKey], *, script: str) -> list[TuningKey]:
+    """The keys of `fa.variants` functions that live in this process.
+
+    Args:
+        script: as in `find_kernels`.
+    """
+    names = {each.full_name for each in _living_variants()}
+    names |= {f"{MAIN}.{name.removeprefix(f'{script}.')}" for name in names if name.startswith(f"{script}.")}
+    return [key for key in keys if key.workload.program.name in names]
+
+
+def _living_variants() -> list[TunedVariants]:
+    module = sys.modules.get(f"{__package__}.variants.tuned_variants")
+    return list(module.living) if module is not None else []
+
+
 def warm(found: Sequence[MatchedKey]) -> Iterator[Warmed]:
     """Compile what the first call of each key runs, yielding each config as it is done.
 
@@ -180,7 +199,7 @@ def why_unknown(key: TuningKey, not_imported: Mapping[str, str]) -> str:
         return why
     if program.language in ("c++", "cuda"):
         return "no load_inline of this name was called here: name the script that calls it"
-    return "there is no tuned Triton kernel of this name: what fa.variants runs is compiled by its first call"
+    return f"there is no tuned Triton kernel of this name: {BY_FIRST_CALL}"
 
 
 def _first_configs(job: Job, dispatcher: Dispatcher) -> list[Config]:

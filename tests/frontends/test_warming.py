@@ -9,11 +9,12 @@ import json
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.store_contract import a_job
+from contracts.store_contract import a_decision, a_job
 from rehearsed import BEST, call, own_triton_cache, playing, torch, triton, tuned
 from toy import Toy
 
@@ -24,6 +25,7 @@ from forecast_autotune.core.config import Config
 from forecast_autotune.frontends.triton import installed
 from forecast_autotune.frontends.triton.simulated_driver import Rehearsal
 from forecast_autotune.frontends.warming import LaunchRefusedError, find_kernels, nothing_launched, warm
+from forecast_autotune.measure.probe import detect_hardware
 from forecast_autotune.settings import Settings
 from forecast_autotune.store.queries import StoreFile
 from forecast_autotune.store.rows import TuningKey
@@ -175,6 +177,29 @@ def test_a_script_is_imported_up_to_its_first_launch(
         assert not on.launches
     assert "LaunchRefusedError" in said
     assert rows[0]["result"] == "compiled"
+
+
+def test_what_a_scripts_variants_run_is_left_to_their_first_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "doubles.py"
+    script.write_text(
+        "import torch\nimport forecast_autotune as fa\n"
+        "def double(x): return 2 * x\n"
+        "def added(x): return x + x\n"
+        "tuned, named = fa.variants([double, added]), fa.variants([double, added], name='twice')\n"
+        "tuned(torch.ones(8))\n"
+    )
+    with SqliteStore(Settings.from_environment().dir) as store:
+        for name in ("__main__.double", "twice", "__main__.another"):
+            job = replace(a_job(name=name), hardware=detect_hardware("cpu"))
+            store.record_decision(job, a_decision(job))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    rows, said = warmed(capsys, str(script), code=1)
+    assert "is read as far as it runs here, where it stops with LaunchRefusedError" in said
+    assert {(row["kernel"], row["result"]) for row in rows} == {("__main__.double", "left"), ("twice", "left")}
+    assert {row["why"] for row in rows} == {"what fa.variants runs is compiled by its first call"}
 
 
 def test_where_nothing_is_launched_a_launch_raises(tmp_path: Path) -> None:

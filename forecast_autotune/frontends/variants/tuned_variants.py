@@ -9,6 +9,7 @@ import inspect
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,9 @@ from .joint_space import Choice, combined, tuners_called
 log = logging.getLogger(__name__)
 
 DEFAULT_BUDGET = "16,30s"
+
+living: weakref.WeakSet[TunedVariants] = weakref.WeakSet()
+"""All of this process, for what compiles ahead."""
 
 
 def variants(
@@ -146,6 +150,7 @@ class TunedVariants(TunedCallable):
         self._compiling = is_dynamo_compiling
         self._functions = tuple(v.call for v in self.variants)
         self._choose = _run_while_traced(self)
+        living.add(self)
 
     @traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
