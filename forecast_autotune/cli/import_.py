@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..core.figures import counted
-from ._exit_codes import OK
+from ._exit_codes import NOTHING, OK
 from ._parsing import FORMATS, JSON_HELP, Subparsers, add_store_argument, new_parser
 from ._store import store_of
 from .output import print_json, say
@@ -23,6 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "With --format, take in config files of another program, by name or in folders such as the one it ships. Such a\n"
         "file names a winner and no time: where a key is tuned that it speaks of, its config is the first to be timed\n"
         "after the default.",
+        nothing="with --format: no file in the folders has a name that the format looks for",
     )
     parser.add_argument(
         "file", type=Path, nargs="+", metavar="FILE", help="written by `export`; with --format also folders"
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             print_json({"files": kept, "passed_by": others})
         passed_by = f", and passed by {others} that are named otherwise" if others else ""
         say(f"imported {counted(kept, 'config file')} of {arguments.format}{passed_by}")
-        return OK
+        return OK if kept else NOTHING
     outcomes, decisions = store.import_files(arguments.file)
     if arguments.json:
         print_json({"outcomes": outcomes, "decisions": decisions})

@@ -414,7 +414,7 @@ def test_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
     ("words", "says"),
     [
         (["freeze"], None),
-        (["import"], None),
+        (["import"], "with --format: no file in the folders has a name that the format looks for"),
         (["coverage"], "no key is known, or one is not measured"),
         (["show"], "no decision is called KEY; --json prints {}"),
         (["remote", "compact"], None),

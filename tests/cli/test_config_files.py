@@ -126,3 +126,17 @@ def test_import_takes_files_and_folders_and_clear_forgets_them(
     told(capsys, "import", "--dir", "fresh", "--format", "vllm", f"out/{FILE}")
     assert "removed 1 imported config file" in told(capsys, "clear", "--dir", "fresh", "--yes")
     assert "there is no store" in told(capsys, "clear", "--dir", "fresh", "--yes", code=1)
+
+
+def test_a_path_to_import_that_is_not_there_is_said_to_be_missing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no file missing: " in told(capsys, "import", "--format", "vllm", "missing", code=2)
+
+
+def test_a_folder_without_files_of_the_format_is_nothing_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "others").mkdir()
+    (folder / "others" / "other.json").write_text("{}")
+    assert "imported 0 config files of vllm" in told(capsys, "import", "--format", "vllm", "others", code=1)

@@ -77,6 +77,7 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     files: list[tuple[Path, bool]] = []
     for path in paths:
         if not path.is_dir():
+            path.stat()  # where there is none, that is said and not that its name is wrong
             files.append((path, True))
             continue
         for folder, _, names in os.walk(path, followlinks=False):
