@@ -116,7 +116,7 @@ def _print(
             ("frozen", "programs with this store explore nothing; 'forecast-autotune freeze --undo' ends that")
         )
     if stats.explored_s:
-        saved = f"{as_duration(stats.saved_in_calls_s)} less than under the first configs until the decisions"
+        saved = f"those that were timed took {as_duration(stats.saved_in_calls_s)} less than under the first configs"
         facts.append(("in real calls", f"{as_duration(stats.explored_s)} lost to exploring, {saved}"))
     facts += [("noise", f"{name}: {noise}") for name, noise in stats.noise.items()]
     if scores is None:

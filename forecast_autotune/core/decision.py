@@ -26,7 +26,7 @@ class Decision:
 
     Of the run's `spent_s` seconds it waited for `waiting_s` for compilers or other processes and timed for `timing_s`; in
     the rest it forecast, chose and stored. Compilers worked for `compiling_s`, all workers together. Where real calls were
-    timed, candidates cost them `explored_s`, and until the decision they took `saved_s` less than under the default.
+    timed, candidates cost them `explored_s`, and those that were timed took `saved_s` less than under the default.
     """
 
     config: Config

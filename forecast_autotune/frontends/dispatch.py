@@ -374,6 +374,7 @@ class Dispatcher:
             waiting=at_work.left,
             makes_way=learners.makes_way,
             on_wanted=self._forget_shortcuts,
+            on_better=lambda: self._note_best(key, entry, calls),
         )
         return Learning(
             calls,
@@ -417,6 +418,22 @@ class Dispatcher:
             if watched is not None:
                 self._tell(watched, job, decision, store, measured_here=calls.measured > 0)
         learnable.tell_listeners(decision, store, seconds=time.perf_counter() - began)
+
+    def _note_best(self, key: Hashable, entry: Entry, calls: RealCalls) -> None:
+        """Have `decisions`, and so `explain`, name what the calls of a key run that is still learned."""
+        with self.table.lock:
+            before = self.decisions.get(key)
+            if before is None or self.table.peek(key) is not entry:
+                return
+            self.decisions[key] = replace(
+                before,
+                config=calls.incumbent,
+                basis="measured",
+                reason=f"the best of {calls.measured} that real calls have told of; the key is not decided",
+                tried=calls.measured,
+                config_us=calls.times.incumbent_us,
+                default_us=calls.times.default_us,
+            )
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:

@@ -65,6 +65,7 @@ class RealCalls:
         waiting: held while `measure` waits for calls.
         makes_way: takes for how many seconds no call has come, and tells whether to wait for calls no more.
         on_wanted: told when calls are to ask for turns again: one has something to tell, or all is over.
+        on_better: told when another config is the best that is known; by the thread of `measure`, which holds no lock.
     """
 
     repeatable = True
@@ -87,6 +88,7 @@ class RealCalls:
         waiting: Callable[[], AbstractContextManager[object]] = nullcontext,
         makes_way: Callable[[float], bool] = lambda _: False,
         on_wanted: Callable[[], None] = lambda: None,
+        on_better: Callable[[], None] = lambda: None,
     ) -> None:
         self.times = KnownTimes(incumbent, default)
         self.measured = 0
@@ -117,6 +119,7 @@ class RealCalls:
         self._waiting = waiting
         self._makes_way = makes_way
         self._on_wanted = on_wanted
+        self._on_better = on_better
         self._has_given_up = False  # timing a call: it raised, or could not be timed
         self._is_choosing = False  # a handler of signals may launch the kernel while a call asks for its turn
         self._tried: set[Config] = set()
@@ -164,11 +167,15 @@ class RealCalls:
             finally:
                 self._schedule.trial = None
                 self.waited_s += time.perf_counter() - began
-            if isinstance(trial.outcome, Measurement):
+            outcome, is_better = trial.outcome, False
+            if isinstance(outcome, Measurement):
                 self.measured += not final
-                if config != self.incumbent and self.times.note(config, trial.outcome):
+                is_better = config != self.incumbent and self.times.note(config, outcome)
+                if is_better:
                     self._pairs.give_up_all()  # they are with the former incumbent
-            return trial.outcome
+        if is_better:
+            self._on_better()
+        return outcome
 
     def _wake_measure(self) -> None:
         self._changed.notify_all()
@@ -216,7 +223,7 @@ class RealCalls:
 
     @property
     def saved_s(self) -> float:
-        """Seconds that calls took less than under the default config."""
+        """Seconds that the calls that were timed took less than under the default config."""
         return self._account.saved_s
 
     @property

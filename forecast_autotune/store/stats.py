@@ -52,7 +52,7 @@ class StoreStats:
     saved_by_hits_s: float
     saved_by_forecasts_s: float
     explored_s: float  # what candidates cost real calls, in mode online
-    saved_in_calls_s: float  # what these took less than under the default, until their keys were decided
+    saved_in_calls_s: float  # what those that were timed took less than under the default
     noise: dict[str, Noise]  # of timings, by the hardware's name
     pairs: tuple[tuple[Forecast, float], ...] = field(repr=False)  # forecast, log2 speed-up, -inf: failed
     kinds: tuple[str, ...] = field(repr=False)  # of each pair's kernel, one of `kernel_kinds.KINDS`

@@ -75,7 +75,7 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     yield "cost", f"{as_duration(decision.spent_s)}; the budget was {decision.budget}"
     if decision.explored_s:
         explored, saved = as_duration(decision.explored_s), as_duration(decision.saved_s)
-        yield "real calls", f"lost {explored} to exploring; until the decision they took {saved} less than the default"
+        yield "real calls", f"lost {explored} to exploring; those that were timed took {saved} less than by the default"
     if verbose:
         yield "spent on", _split(decision) or "unknown"
     yield "decided", f"{as_date(decision.decided_at)}, run {short(decision.run) or 'unknown'}"

@@ -524,6 +524,29 @@ def test_freezing_ends_exploring_in_a_process(monkeypatch: pytest.MonkeyPatch) -
         assert len(set((on.launches - before).elements())) == 1
 
 
+def test_what_a_key_runs_while_it_is_learned_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "frozen", False)
+    kernel = tuned(mode="online")
+    with playing() as on:
+        call(kernel)
+        ((key, entry),) = kernel.dispatcher.table.items()
+        first, ends = kernel.decisions[key].config, time.monotonic() + LIMIT_S
+        while kernel.decisions[key].config == first:
+            assert time.monotonic() < ends
+            call(kernel)
+            time.sleep(0.0002)
+        fa.freeze()
+        before = on.launches.copy()
+        call(kernel)
+        ((_, config),) = (on.launches - before).elements()
+    decision = kernel.decisions[key]
+    assert (decision.config["BLOCK"], decision.basis) == (config["BLOCK"], "measured")
+    assert decision.tried > 0
+    assert decision.speedup is None or decision.speedup > 1.0
+    assert f"BLOCK={config['BLOCK']}" in str(kernel.explain(key)).partition("\nwhy")[0]
+    assert entry.learning is None
+
+
 def test_freezing_a_store_ends_exploring_until_it_is_undone(capsys: pytest.CaptureFixture[str]) -> None:
     kernel = tuned(mode="online")
     with playing():
