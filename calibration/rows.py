@@ -46,9 +46,10 @@ def append_row(file: Path, row: Mapping[str, object]) -> None:
     with file.open("a+b") as kept:
         kept.seek(0)
         text = kept.read()
-        whole = text.removesuffix(_torn(text))
-        kept.truncate(len(whole))
-        kept.write((b"\n" if whole and not whole.endswith(b"\n") else b"") + json.dumps(row).encode() + b"\n")
+        if torn := _torn(text):  # else another process may have added a row meanwhile
+            kept.truncate(len(text) - len(torn))
+        begins = not text or torn or text.endswith(b"\n")
+        kept.write((b"" if begins else b"\n") + json.dumps(row).encode() + b"\n")
 
 
 def is_number(value: object) -> bool:

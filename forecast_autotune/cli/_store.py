@@ -78,7 +78,7 @@ def nearest_kernels(named: str, kernels: Iterable[str]) -> str:
     import difflib
 
     known = {name.lower(): name for name in kernels}
-    having = [name for lower, name in known.items() if named.lower() in lower]
+    having = [name for lower, name in known.items() if named and named.lower() in lower]
     close = [known[lower] for lower in difflib.get_close_matches(named.lower(), known, n=3)]
     nearest = list(dict.fromkeys([*having, *close]))[:3]
     return f"did you mean {' or '.join(nearest)}?" if nearest else "'forecast-autotune list' names them"

@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _say_unknown(store: StoreFile, key: str) -> None:
     kernels = store.kernels()
-    if key in kernels:
-        say(f"no decision of {key} is stored here, only what was measured of it")
+    if undecided := [name for name in kernels if key and key in name]:
+        say(f"no decision of {' or '.join(undecided[:3])} is stored here, only what was measured")
         return
     hint = nearest_kernels(key, kernels)
     say(f"no decision starts with {key!r} and no decided kernel has it in its name; {hint}")

@@ -40,11 +40,21 @@ def remove_unused(root: Path, *, days: float) -> tuple[int, int]:
             name = "slot.lock" if folder.name.startswith("slot-") else "build.lock"
             with file_lock(folder / name, timeout=0):
                 size += sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-                shutil.rmtree(folder)
+                _remove(folder)
                 count += 1
         except OSError:
             continue
     return count, size
+
+
+def _remove(folder: Path) -> None:
+    """Remove a build; what tells that it is one goes last, for this may be cut off."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in _IN_A_VARIANT:
+            path.unlink()
+    shutil.rmtree(folder)
 
 
 def _is_build(folder: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
@@ -72,4 +73,27 @@ def test_a_build_that_was_cut_off_is_removed(tmp_path: Path, name: str, held: tu
     for file in held:
         (folder / file).touch()
     assert remove_unused(tmp_path, days=0)[0] == 1
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("removed", range(4))
+def test_a_build_whose_removal_was_cut_off_is_removed_later(tmp_path: Path, removed: int, monkeypatch: Any) -> None:
+    folder = tmp_path / "app" / ("a" * 32)
+    for name in ("build.lock", "request.json", "built.json", "kernel_0.d", "app.so", "tmp/x.o"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("")
+    unlink, unlinked = os.unlink, []
+
+    def cut_off(*args: Any, **kwargs: Any) -> None:
+        if len(unlinked) == removed:
+            raise KeyboardInterrupt
+        unlinked.append(args)
+        unlink(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            remove_unused(tmp_path, days=-1)
+    assert len(unlinked) == removed
+    assert remove_unused(tmp_path, days=-1)[0] == 1
     assert not folder.exists()

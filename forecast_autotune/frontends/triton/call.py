@@ -178,9 +178,8 @@ class TritonCall:
             if name in self.named:
                 value = self.named[name]
                 key[name] = plain_value(self.spec.key_buckets[name](value) if name in self.spec.key_buckets else value)
-        given = [(name, value) for name, value in self.named.items() if name in self.spec.arg_names]
-        dtypes = {label: dtype for name, value in given for label, dtype in _labelled_dtypes(name, value)}
-        constexprs = self._constexprs()
+        dtypes = {n: str(v.dtype) for n, v in self.named.items() if n in self.spec.arg_names and hasattr(v, "dtype")}
+        constexprs = {**self._constexprs(), **self._held_dtypes()}
         return {
             **key,
             **({"given constexprs": constexprs} if constexprs else {}),
@@ -204,6 +203,11 @@ class TritonCall:
             for p, value in given.items()
             if not (p.has_default and repr(value) == repr(plain_value(p.default)))
         }
+
+    def _held_dtypes(self) -> dict[str, Value]:
+        """The dtypes of tensors in tuples and below descriptors: Triton's key leaves them out, as it does constexprs."""
+        given = [(name, value) for name, value in self.named.items() if name in self.spec.arg_names]
+        return {label: dtype for name, value in given for label, dtype in _held_dtypes(name, value)}
 
     def _timing(self) -> str:
         """How it is timed; a benchmark of the user's own by its name, for its times do not compare with Triton's."""
@@ -320,17 +324,14 @@ def knobs_of(config: Any) -> dict[str, Value]:
     return {name: plain_value(value) for name, value in config.all_kwargs().items()}
 
 
-def _labelled_dtypes(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The dtype of an argument by its name; of tensors in a tuple or below a descriptor by their place: `xs[0]`, `a.base`.
-
-    Triton's key holds the first kind alone.
-    """
-    if hasattr(value, "dtype"):
-        yield name, str(value.dtype)
-    elif isinstance(value, tuple):
+def _held_dtypes(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The dtypes of tensors in a tuple, and below a descriptor, by where they are: `xs[0]`, `a.base`."""
+    if isinstance(value, tuple):
         for place, held in enumerate(value):
-            yield from _labelled_dtypes(f"{name}[{place}]", held)
-    elif (dtype := getattr(getattr(value, "base", None), "dtype", None)) is not None:
+            label = f"{name}[{place}]"
+            is_tensor = not isinstance(held, tuple) and hasattr(held, "dtype")
+            yield from [(label, str(held.dtype))] if is_tensor else _held_dtypes(label, held)
+    elif is_descriptor(value) and (dtype := getattr(getattr(value, "base", None), "dtype", None)) is not None:
         yield f"{name}.base", str(dtype)
 
 
@@ -343,10 +344,12 @@ def timings_ms(
 
     Args:
         theirs: our configs with Triton's.
-        told_ms: what a benchmark of the user's own returned, which stands as it is.
+        told_ms: what a benchmark of the user's own returned. It stands as it is; where it is a number, all are numbers.
     """
-    own = {config: ms for config, ms in (told_ms or {}).items() if isinstance(outcomes.get(config), Measurement)}
-    return {theirs[c]: own[c] if c in own else _quantiles_ms(o) for c, o in outcomes.items() if c in theirs}
+    told = {config: ms for config, ms in (told_ms or {}).items() if isinstance(outcomes.get(config), Measurement)}
+    are_numbers = any(not isinstance(ms, (list, tuple)) for ms in told.values())
+    others = {c: _quantiles_ms(o)[0] if are_numbers else _quantiles_ms(o) for c, o in outcomes.items() if c not in told}
+    return {theirs[c]: told[c] if c in told else others[c] for c in outcomes if c in theirs}
 
 
 def _quantiles_ms(outcome: Outcome) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,13 +47,18 @@ def _arguments(tuner: ForecastAutotuner, workload: Workload) -> dict[str, Any]:
     types: Mapping[str, object] = dtypes if isinstance(dtypes, Mapping) else {}
     set_elsewhere = {name for config in tuner.configs for name in config.all_kwargs()} | heuristic_names(tuner.fn)
     parameters = inspect.signature(tuner.base_fn).parameters
+    holding = {
+        re.split(r"[.\[]", label)[0] for label in workload.constexprs if not label.isidentifier()
+    }  # `xs[0]`: a dtype
     named: dict[str, Any] = {}
     for name in tuner.arg_names:
         if name in types:
             named[name] = _tensor(name, str(types[name]), workload)
         elif name in workload.features:
             named[name] = _value(workload.features[name])
-        elif name in parameters and parameters[name].default is parameters[name].empty and name not in set_elsewhere:
+        elif name in holding or (
+            name in parameters and parameters[name].default is parameters[name].empty and name not in set_elsewhere
+        ):
             raise NotStoredError(f"the store does not say what its argument {name} was")
     return named
 

@@ -142,8 +142,7 @@ def _key_of(workload: Workload) -> list[object]:
             if not isinstance(value, (bool, int, float, str, type(None))):
                 raise InvalidInputError(f"its key holds {name}={shown(value)}, which is no plain value")
             values.append(value)
-    named = dtypes.items() if isinstance(dtypes, Mapping) else ()
-    return [*values, *(dtype for name, dtype in named if name.isidentifier())]  # not of what lies in an argument
+    return [*values, *(dtypes.values() if isinstance(dtypes, Mapping) else ())]
 
 
 def _encode(config: Config) -> Json:

@@ -29,7 +29,7 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
-from rehearsed import BEST, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
+from rehearsed import BEST, BLOCKS, call, configs, launched, own_triton_cache, playing, scale, tuned  # noqa: E402
 
 from forecast_autotune import autotune  # noqa: E402
 from forecast_autotune.compilers.triton_pool import WorkerPool  # noqa: E402
@@ -530,10 +530,15 @@ def test_a_users_own_benchmark_is_the_measurer_and_is_not_asked_twice() -> None:
 
 
 def test_what_a_users_own_benchmark_returns_is_told_as_it_is() -> None:
-    kernel = tuned(do_bench=lambda launch, quantiles: launch() or 1.5)
+    def bench(launch: Callable[[], None], quantiles: Any) -> float:
+        launch()
+        return 1.5
+
     with playing(times=1.0):
-        call(kernel)
-    assert list(kernel.configs_timings.values()) == [1.5] * 4
+        for count in (2, 4):  # those of the second that the first has timed are recalled
+            kernel = tuned(do_bench=bench, configs=configs(BLOCKS[:count]))
+            call(kernel)
+            assert list(kernel.configs_timings.values()) == [1.5] * count
 
 
 def test_times_by_another_benchmark_do_not_count() -> None:

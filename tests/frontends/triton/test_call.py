@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -20,6 +20,7 @@ import triton.language as tl  # noqa: E402
 from rehearsed import configs, playing, scale, tuned  # noqa: E402
 
 from forecast_autotune.frontends.triton.call import TritonCall  # noqa: E402
+from forecast_autotune.frontends.triton.stored_call import NotStoredError, stored_call  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -219,16 +220,34 @@ def test_a_key_holds_dtypes_in_tuples_and_below_descriptors() -> None:
     def gather(table, parts, x_ptr, n, BLOCK: tl.constexpr):
         tl.store(x_ptr, 0)
 
-    def dtypes(dtype: torch.dtype) -> Any:
-        x = torch.empty(64, 64, dtype=dtype)
-        call = bound(tuned(gather), TensorDescriptor.from_tensor(x, [8, 8]), (x, (2, x)), torch.empty(64), 64)
-        return call.job.workload.key["dtypes"]
+    class Scaled(NamedTuple):
+        data: torch.Tensor
+        dtype: str
 
-    assert dtypes(torch.float16) == {
-        **dict.fromkeys(("table.base", "parts[0]", "parts[1][1]"), "torch.float16"),
-        "x_ptr": "torch.float32",
+    def key(dtype: torch.dtype) -> Any:
+        x = torch.empty(64, 64, dtype=dtype)
+        parts = x, (2, Scaled(x, "e4m3"))
+        return bound(
+            tuned(gather), TensorDescriptor.from_tensor(x, [8, 8]), parts, torch.empty(64), 64
+        ).job.workload.key
+
+    assert key(torch.float16) == {
+        "n": 64,
+        "given constexprs": dict.fromkeys(("table.base", "parts[0]", "parts[1][1][0]"), "torch.float16"),
+        "dtypes": {"x_ptr": "torch.float32"},
     }
-    assert dtypes(torch.bfloat16) != dtypes(torch.float16)
+    assert key(torch.bfloat16) != key(torch.float16)
+
+
+def test_a_call_is_not_made_again_without_the_tensors_of_a_tuple() -> None:
+    @triton.jit
+    def gather(x_ptr, n, BLOCK: tl.constexpr, parts=None):
+        tl.store(x_ptr, 0)
+
+    kernel, x = tuned(gather), torch.empty(64)
+    job = bound(kernel, x, 64, parts=(x, x)).job
+    with pytest.raises(NotStoredError, match="the store does not say what its argument parts was"):
+        stored_call(kernel, job.workload, job.hardware)
 
 
 def test_a_constexpr_given_as_its_default_is_one_left_out() -> None:
