@@ -22,7 +22,8 @@ class Decision:
     """The config chosen for a workload on one kind of hardware.
 
     `basis` says what carries it: its own measurement, a forecast, or nothing better than the default. `equivalents` are
-    configs whose times cannot be told apart from the chosen one's. `tried` and `compiled` count configs of this run.
+    configs whose times cannot be told apart from the chosen one's. `tried` and `compiled` count configs of this run, `known`
+    those whose outcomes earlier runs had stored.
 
     Of the run's `spent_s` seconds it waited for `waiting_s` for compilers or other processes and timed for `timing_s`; in
     the rest it forecast, chose and stored. Compilers worked for `compiling_s`, all workers together. Where real calls were
@@ -40,6 +41,7 @@ class Decision:
     compiled: int = 0
     tried: int = 0  # distinct configs that were measured or failed
     failed: int = 0
+    known: int = 0  # configs of the space; none of them counts as tried
     spent_s: float = 0.0
     waiting_s: float = 0.0
     compiling_s: float = 0.0

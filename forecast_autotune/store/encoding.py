@@ -416,6 +416,7 @@ def encode_decision(decision: Decision) -> Json:
         "run": decision.run,
         "decided_at": decision.decided_at,
         **({"model": decision.model} if decision.model else {}),
+        **({"known": decision.known} if decision.known else {}),
         **{name: seconds for name in _SECONDS_OF_CALLS if (seconds := getattr(decision, name))},
     }
 
@@ -426,6 +427,7 @@ def decode_decision(value: object, what: str = "decision") -> Decision:
     values: dict[str, object] = {
         attribute: count_field(data, name, what, 0) for name, attribute in _DECISION_COUNTS.items()
     }
+    values["known"] = count_field(data, "known", what, 0)
     for name in ("config_us", "default_us"):
         time_us = optional_number(data, name, what)
         if time_us is not None and not FASTEST_US < time_us < SLOWEST_US:

@@ -122,8 +122,8 @@ def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
     """Sums over all decisions.
 
     A hit saves the seconds that the decision's tuning run took, which this process would have spent again. A forecast
-    saves, for each config of a decision's space that was not tried, what the tried ones cost on average, compared with
-    trying all.
+    saves, for each config of a decision's space that neither this run nor an earlier one tried, what the tried ones cost on
+    average, compared with trying all.
     """
     total = _Spending()
     for stored in stored_decisions(connection, complain):
@@ -133,8 +133,8 @@ def _spending(connection: sqlite3.Connection, complain: Complain) -> _Spending:
         total.explored_s += decision.explored_s
         total.saved_in_calls_s += decision.saved_s
         total.saved_by_hits_s += stored.hits * decision.spent_s
-        if decision.tried and decision.space_size > decision.tried:
-            untried = decision.space_size - decision.tried
+        untried = decision.space_size - decision.tried - decision.known
+        if decision.tried and untried > 0:
             total.saved_by_forecasts_s += untried * decision.spent_s / decision.tried
         if stored.superseded_at is None:
             total.by_basis[decision.basis] += 1

@@ -96,6 +96,7 @@ def decide(findings: Findings, stop: Stop, *, by_forecast: bool = False) -> Deci
         compiled=findings.compiled,
         tried=len(findings.tried),
         failed=sum(isinstance(findings.outcomes[c], Failure) for c in findings.tried),
+        known=len(findings.outcomes.keys() - findings.tried),
         spent_s=findings.spent_s,
         waiting_s=findings.waiting_s,
         compiling_s=findings.compiling_s,

@@ -44,7 +44,7 @@ NOUNS = [
     ),
     (a_decision(a_job()), encoding.encode_decision, encoding.decode_decision),
     (
-        a_decision(a_job(), basis="default", equivalents=(), config_us=None, default_us=None),
+        a_decision(a_job(), basis="default", equivalents=(), known=2, config_us=None, default_us=None),
         encoding.encode_decision,
         encoding.decode_decision,
     ),

@@ -114,6 +114,13 @@ def test_stats_count_what_there_is_and_say_what_was_saved(tmp_path: Path) -> Non
     assert sorted(m for _, m in stats.pairs) == pytest.approx([-float("inf")] * 3 + [0.585] * 3, abs=1e-3)
 
 
+@pytest.mark.parametrize(("known", "saved"), [(1, 2), (3, 0), (6, 0)])
+def test_forecasts_save_nothing_on_configs_known_before(tmp_path: Path, known: int, saved: int) -> None:
+    with SqliteStore(tmp_path) as store:
+        store.record_decision(a_job(), a_decision(a_job(), tried=3, known=known, spent_s=2.4))
+    assert StoreFile(tmp_path).stats().saved_by_forecasts_s == pytest.approx(saved * 0.8)
+
+
 def test_a_forecast_made_after_a_config_was_timed_is_no_proof_of_honesty(tmp_path: Path) -> None:
     with SqliteStore(tmp_path) as store:
         store.record_outcome(a_job(), "run-1", SPACE[0], a_measurement(15.0), None)

@@ -21,6 +21,13 @@ def test_times_of_an_earlier_run_are_brought_to_this_one_by_its_default(factor: 
     assert [c["i"] for c, _ in measurer.asked[:3]] == [0, 3, 4]
 
 
+def test_a_decision_counts_what_earlier_runs_knew_apart_from_what_it_tried() -> None:
+    of = recorded_as([150, 100, 90, 110, 95])
+    earlier = {Config({"i": i}): measurement(t) for i, t in enumerate([150, 100, 90])}
+    decision = tuned_by(of, Noisy(of, 0.0001), store=Memory(known=dict(earlier)))
+    assert (decision.tried, decision.known, decision.space_size) == (2, 3, 5)
+
+
 def test_without_a_working_default_the_fastest_scales_earlier_times() -> None:
     of = recorded_as([150, 100, 90, 110, 95])
     known: dict[Config, Outcome] = {Config({"i": 0}): FAILED}
