@@ -230,10 +230,12 @@ class StoreConnection:
         self._close_file()
         self._gave_way = True
         self._identity = None
-        self._connection = database.open_memory(self._file if keep else None)
+        copy = database.open_copy(self._file) if keep else None
+        self._connection = database.open_memory() if copy is None else copy
+        refused, read = ("used", "") if copy is None else ("written to", "what it holds is read, and ")
         self.warnings.warn_once(
             "memory",
-            f"store {self._file} cannot be used ({reason}): what this process learns is kept in memory alone. "
+            f"store {self._file} cannot be {refused} ({reason}): {read}what this process learns is kept in memory alone. "
             "'forecast-autotune doctor' says more",
         )
 

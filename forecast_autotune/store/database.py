@@ -101,26 +101,29 @@ def read_only(path: Path, *, wait_s: float | None = None) -> Iterator[sqlite3.Co
         connection.close()
 
 
-def open_memory(snapshot_of: Path | None = None) -> sqlite3.Connection:
-    """A store in memory, with a copy of what can be read from a file, if one is given."""
+def open_memory() -> sqlite3.Connection:
+    """An empty store in memory."""
+    connection = connect(":memory:")
+    schema.migrate(connection)
+    return connection
+
+
+def open_copy(path: Path) -> sqlite3.Connection | None:
+    """A store in memory with a copy of what a file holds; None where there is none, or it cannot be read."""
     import sqlite3
 
+    if filesystem.identity_of(path) is None:
+        return None
     connection = connect(":memory:")
-    if snapshot_of is not None and filesystem.identity_of(snapshot_of) is not None:
-        try:
-            with read_only(snapshot_of, wait_s=SNAPSHOT_S) as source:
-                source.backup(connection)
-        except (sqlite3.Error, schema.NewerSchemaError, schema.NotAStoreError):
-            connection.close()
-            connection = connect(":memory:")
     try:
+        with read_only(path, wait_s=SNAPSHOT_S) as source:
+            source.backup(connection)
         schema.migrate(connection)
         # Refused where the file's header forbids writing, which was copied with all else.
         connection.execute(f"PRAGMA user_version = {schema.VERSION}")
     except (sqlite3.Error, schema.NewerSchemaError, schema.NotAStoreError):
         connection.close()
-        connection = connect(":memory:")
-        schema.migrate(connection)
+        return None
     return connection
 
 
