@@ -98,7 +98,7 @@ class KernelSpec:
         Raises:
             AutotunerError: nothing is left; Triton's own error.
             InvalidInputError: what is left is no list of `triton.Config`.
-            TypeError: `top_k` is neither a share up to 1.0 nor a whole number.
+            TypeError: `top_k` is neither a share up to 1.0 nor a whole number, or leaves nothing.
         """
         pruned: list[Any] = list(self.configs)
         if self.early_config_prune:
@@ -111,9 +111,9 @@ class KernelSpec:
             top_k = self.top_k
             if isinstance(top_k, float) and top_k <= 1.0:
                 top_k = max(1, int(len(pruned) * top_k))
-            elif not isinstance(top_k, int):
+            elif not isinstance(top_k, int) or not list(pruned)[:top_k]:
                 raise TypeError(
-                    f"top_k={top_k!r} in prune_configs_by of {self.name}: give a share up to 1.0, or a whole number"
+                    f"top_k={top_k!r} in prune_configs_by of {self.name}: give a share up to 1.0, or a whole number from 1"
                 )
             if len(pruned) > top_k:
                 expected = {c: self.perf_model(**positional, **kwargs, **c.all_kwargs()) for c in pruned}

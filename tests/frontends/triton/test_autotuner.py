@@ -1004,9 +1004,13 @@ def test_pruning_may_hand_on_configs_of_its_own_but_nothing_else() -> None:
             call(odd)
 
 
-def test_a_top_k_that_is_no_number_is_refused() -> None:
-    kernel = tuned(prune_configs_by={"perf_model": lambda **_: 1.0, "top_k": 1.5})
-    with playing(), pytest.raises(TypeError, match=r"top_k=1.5.*scale"):
+@pytest.mark.parametrize("top_k", [1.5, 0, -8])
+def test_a_top_k_that_is_no_number_or_leaves_nothing_is_refused(top_k: float) -> None:
+    kernel = tuned(prune_configs_by={"perf_model": lambda **_: 1.0, "top_k": top_k})
+    with (
+        playing(),
+        pytest.raises(TypeError, match=rf"top_k={top_k} .*scale: give a share up to 1.0, or a whole number from 1"),
+    ):
         call(kernel)
 
 
