@@ -35,6 +35,7 @@ from .target import require_driver
 from .torch_capture.capture_patches import patch_capture
 from .tuner_options import (
     bucket_functions,
+    check_buckets,
     check_flags,
     check_names,
     install_default_hooks,
@@ -279,8 +280,12 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         entry, key, config = None, None, self._configs[0]
         if len(self._configs) > 1:
             key = table_key(self, named)
-            if table.is_pinned(key[:-1]):  # the program used Triton's key, which has no device
-                key = key[:-1]
+            try:
+                if table.is_pinned(key[:-1]):  # the program used Triton's key, which has no device
+                    key = key[:-1]
+            except TypeError:
+                check_buckets(self.name, self.buckets, named)
+                raise
             entry = table.get(key)
             if entry is None or entry.learning is None:
                 entry = self.dispatcher.entry(key, (args, kwargs))

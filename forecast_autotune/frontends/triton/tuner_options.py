@@ -57,6 +57,25 @@ def bucket_functions(
     return functions
 
 
+def check_buckets(kernel: str, functions: Mapping[str, Callable[[Any], Any]], call: Mapping[str, Any]) -> None:
+    """Check that the buckets of a call can be part of a key.
+
+    Raises:
+        InvalidInputError: one cannot be hashed.
+    """
+    for name, function in functions.items():
+        if name not in call:
+            continue
+        bucket = function(call[name])
+        try:
+            hash(bucket)
+        except TypeError:
+            raise InvalidInputError(
+                f"key_buckets of {kernel}: the function for {name}={shown(call[name])} returned {shown(bucket)}, which "
+                "cannot be hashed: return a number, a text, or a tuple of them"
+            ) from None
+
+
 def check_flags(kernel: str, **flags: object) -> None:
     """Check options that are True or False.
 

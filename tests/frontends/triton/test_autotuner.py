@@ -261,6 +261,20 @@ def test_calls_in_one_bucket_share_a_decision() -> None:
         assert sum(on.launches.values()) == before + 1
 
 
+@pytest.mark.parametrize(("bucket", "shown"), [([7], r"\[7\]"), ((1, {}), r"\(1, \{\}\)")])
+def test_a_bucket_that_is_no_part_of_a_key_is_refused(bucket: Any, shown: str) -> None:
+    kernel = tuned(key_buckets={"n": lambda _: bucket})
+    told = rf"key_buckets of scale: .* n=1000 returned {shown}, which cannot be hashed: return a number"
+    with playing(), pytest.raises(InvalidInputError, match=told):
+        call(kernel)
+
+
+def test_a_key_that_cannot_be_hashed_without_buckets_is_pythons_error() -> None:
+    kernel = tuned(key=["n", "factor"], key_buckets={"n": "pow2"})
+    with playing(), pytest.raises(TypeError, match="unhashable type: 'list'"):
+        kernel[(4,)](torch.empty(4096), 1000, [2.0])
+
+
 def test_a_space_takes_the_place_of_a_list() -> None:
     space = Space.grid(
         {"BLOCK": [64, 128, 256, 512], "num_warps": [1, 2, 4, 8]},
