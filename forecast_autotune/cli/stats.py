@@ -115,7 +115,7 @@ def _print(
         facts.append(
             ("frozen", "programs with this store explore nothing; 'forecast-autotune freeze --undo' ends that")
         )
-    if stats.explored_s:
+    if stats.explored_s or stats.saved_in_calls_s:
         saved = f"those that were timed took {as_duration(stats.saved_in_calls_s)} less than under the first configs"
         facts.append(("in real calls", f"{as_duration(stats.explored_s)} lost to exploring, {saved}"))
     facts += [("noise", f"{name}: {noise}") for name, noise in stats.noise.items()]

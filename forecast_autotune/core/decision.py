@@ -84,6 +84,11 @@ class Decision:
         return max(0.0, self.spent_s - self.waiting_s - self.timing_s)
 
     @property
+    def timed_real_calls(self) -> bool:
+        """Whether real calls were timed, which cost or saved something."""
+        return self.explored_s > 0 or self.saved_s > 0
+
+    @property
     def speedup(self) -> float | None:
         """Measured time of the default over that of the chosen config."""
         if self.config_us is None or self.default_us is None:

@@ -34,7 +34,7 @@ class TunedKey:
     tried: int
     space_size: int
     seconds: float
-    explored_s: float  # by real calls; 0 where none was timed
+    explored_s: float | None  # by real calls; None where none was timed
     is_stored: bool  # so that `forecast-autotune show` finds it
 
 
@@ -51,7 +51,7 @@ def tuned_key(job: Job, decision: Decision, *, seconds: float, is_stored: bool) 
         tried=decision.tried,
         space_size=decision.space_size,
         seconds=seconds,
-        explored_s=decision.explored_s,
+        explored_s=decision.explored_s if decision.timed_real_calls else None,
         is_stored=is_stored,
     )
 
@@ -97,7 +97,9 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
 
 def closing_line(key: TunedKey, columns: int | None = None) -> str:
     """What was chosen for a key, what it gains and cost. To fit the columns, the key goes, then its kernel's name is cut."""
-    cost = f"in real calls, which lost {as_duration(key.explored_s)}" if key.explored_s else as_seconds(key.seconds)
+    cost = as_seconds(key.seconds)
+    if key.explored_s is not None:
+        cost = f"in real calls, which lost {as_duration(key.explored_s)}"
     text = f": {key.config}, {key.gain}, {key.tried} of {key.space_size} tried, {cost}"
     by_name, by_digest = (f"{text} (forecast-autotune show {which})" for which in (shlex.quote(key.name), key.digest))
     if not key.is_stored:  # kept in memory alone, where the command does not see it
@@ -122,8 +124,10 @@ def summary_line(keys: Sequence[TunedKey]) -> str:
     elif counts[0] == counts[-1]:
         each = f"{counts[0]} tried each"
     text = f"{len(keys)} keys of {what} tuned in {as_seconds(sum(k.seconds for k in keys))}, {each}, "
-    if explored_s := sum(key.explored_s for key in keys):
-        text = f"{len(keys)} keys of {what} learned from real calls, which lost {as_duration(explored_s)}, {each}, "
+    if explored_s := [key.explored_s for key in keys if key.explored_s is not None]:
+        text = (
+            f"{len(keys)} keys of {what} learned from real calls, which lost {as_duration(sum(explored_s))}, {each}, "
+        )
     text += f"geometric mean {as_ratio(gain)}" if gain > 1.0 else "no config tried beats the default"
     if not any(key.is_stored for key in keys):
         return text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.store_contract import SPACE, a_job, a_measurement
+from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 
 from forecast_autotune.cli import main, replay
 from forecast_autotune.core.forecast import Forecast, Normal
@@ -50,6 +51,17 @@ def test_stats_report_the_sigma_scale_its_pairs_and_each_component(
     assert f"cuda: sigma after x{learned['after']:.2f} (20 pairs)" in out
     assert "log density of shy -2.92, bold -13.8" in out
     assert "inside 90 %" in out
+
+
+def test_real_calls_have_their_line_where_exploring_lost_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with SqliteStore(tmp_path) as opened:
+        opened.record_decision(a_job(), a_decision(a_job(), saved_s=0.3))
+    assert main(["stats", "--dir", str(tmp_path)]) == 0
+    assert re.search("in real calls +0 s lost to exploring, 0.3 s less", capsys.readouterr().out)
+    assert main(["show", "--dir", str(tmp_path), a_job().workload.program.name]) == 0
+    assert re.search("real calls +lost 0 s to exploring; .* 0.3 s less than the default", capsys.readouterr().out)
 
 
 def test_stats_tell_how_honest_forecasts_were_by_the_kind_of_kernel(

@@ -198,6 +198,11 @@ def test_the_closing_line_takes_the_place_of_the_live_one(terminal: Stream) -> N
     assert line == "twice: LANES=16, 10.3x, 3 of 3 tried, 0.0 s (forecast-autotune show scale.twice)"
 
 
+def test_a_key_learned_from_real_calls_says_so_where_they_lost_nothing(pipe: Stream) -> None:
+    tune_keys(job(), saved_s=0.3)
+    assert "3 of 3 tried, in real calls, which lost 0 s (" in pipe.getvalue()
+
+
 def test_a_run_that_is_broken_off_leaves_nothing(terminal: Stream) -> None:
     def broken_off() -> None:
         with show_progress("a kernel") as run:
@@ -493,6 +498,14 @@ def test_many_keys_soon_after_one_another_make_one_line(pipe: Stream) -> None:
         "14 keys of matmul tuned in 0.0 s, 3 of 3 tried each, geometric mean 10.3x "
         "(forecast-autotune list --kernel matmul)"
     )
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("explored_s", "lost"), [(0.0, "0 s"), (0.5, "7 s")])
+def test_many_keys_learned_from_real_calls_are_told_as_such(pipe: Stream, explored_s: float, lost: str) -> None:
+    tune_keys(*keys(14), explored_s=explored_s, saved_s=0.3)
+    progress._board.finish()
+    assert re.search(rf"\d+ keys of matmul learned from real calls, which lost {lost}, ", pipe.getvalue())
 
 
 @pytest.mark.usefixtures("at_once")

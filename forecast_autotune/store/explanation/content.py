@@ -73,7 +73,7 @@ def _facts(detail: DecisionDetail, *, verbose: bool) -> Iterator[tuple[str, str]
     if noise := noise_at(detail):
         yield "noise", str(noise)
     yield "cost", f"{as_duration(decision.spent_s)}; the budget was {decision.budget}"
-    if decision.explored_s:
+    if decision.timed_real_calls:
         explored, saved = as_duration(decision.explored_s), as_duration(decision.saved_s)
         yield "real calls", f"lost {explored} to exploring; those that were timed took {saved} less than by the default"
     if verbose:
