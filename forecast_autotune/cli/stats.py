@@ -26,7 +26,7 @@ HOW = """How the figures come about:
   hits    a process recalled a decision that it had not in memory; later calls in the same process are not counted, nor
           are processes that were killed
   saved   by hits: each is worth the seconds that the decision's tuning took; by forecasts: configs of a space that were
-          not tried, at the average cost of those that were, compared with trying all
+          not tried, then or earlier, at the average cost of those the tuning tried, compared with trying all
   noise   of timings: medians over the configs of the newest outcomes; spread is the standard deviation of a config's
           samples, error that of their median
   honest  the first forecast ever made for a config against what was then measured, over the eight speed-up bins
