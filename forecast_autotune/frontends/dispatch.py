@@ -182,7 +182,7 @@ class Dispatcher:
         }
         make_request(**self._options, environment=remote_model_permission())  # do they parse?
         self.table = KeyTable(door.forget_shortcuts)
-        self.decisions: dict[Any, Decision] = Recent()
+        self.decisions = Recent()
         # Where each of them was kept.
         self._stored: dict[Any, tuple[TuningKey, Config, weakref.ref[SqliteStore]]] = Recent()
         self._memory: SqliteStore | None = None
@@ -425,7 +425,7 @@ class Dispatcher:
             before = self.decisions.get(key)
             if before is None or self.table.peek(key) is not entry:
                 return
-            self.decisions[key] = replace(
+            best = replace(
                 before,
                 config=calls.incumbent,
                 basis="measured",
@@ -434,6 +434,7 @@ class Dispatcher:
                 config_us=calls.times.incumbent_us,
                 default_us=calls.times.default_us,
             )
+            self.decisions.renew(key, best)
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:

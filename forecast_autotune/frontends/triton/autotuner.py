@@ -189,7 +189,7 @@ class ForecastAutotuner(Autotuner):  # type: ignore[misc]
         Raises:
             InvalidInputError: nothing is decided for it in this process.
         """
-        return self.dispatcher.explain(None if key is None else self.cache.key_in_table(key))
+        return self.dispatcher.explain(key if key is None or key in self.decisions else self.cache.key_in_table(key))
 
     @property
     def do_bench(self) -> Any:

@@ -547,6 +547,21 @@ def test_what_a_key_runs_while_it_is_learned_is_told(monkeypatch: pytest.MonkeyP
     assert entry.learning is None
 
 
+def test_a_key_that_is_still_learned_is_not_the_one_decided_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learners, "start", lambda _: None)  # nothing is learned but what this test tells
+    kernel = tuned(mode="online")
+    with playing():
+        call(kernel)
+        ((key, entry),) = kernel.dispatcher.table.items()
+        call(kernel, 2000)
+        times = SimpleNamespace(incumbent_us=1.0, default_us=2.0)
+        calls = SimpleNamespace(incumbent=kernel.decisions[key].config, measured=2, times=times)
+        kernel.dispatcher._note_best(key, entry, calls)
+        assert kernel.decisions[key].tried == 2
+        assert "n=2000" in str(kernel.explain())
+        assert "n=1000" in str(copy.copy(kernel).explain(key))
+
+
 def test_freezing_a_store_ends_exploring_until_it_is_undone(capsys: pytest.CaptureFixture[str]) -> None:
     kernel = tuned(mode="online")
     with playing():
