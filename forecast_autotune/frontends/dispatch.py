@@ -182,7 +182,8 @@ class Dispatcher:
         }
         make_request(**self._options, environment=remote_model_permission())  # do they parse?
         self.table = KeyTable(door.forget_shortcuts)
-        self.decisions = Recent()
+        self.decisions: dict[Any, Decision] = Recent()
+        self._best_so_far: dict[Any, Decision] = Recent()  # of keys that are learned, or were until that ended
         # Where each of them was kept.
         self._stored: dict[Any, tuple[TuningKey, Config, weakref.ref[SqliteStore]]] = Recent()
         self._memory: SqliteStore | None = None
@@ -193,6 +194,7 @@ class Dispatcher:
         made = Dispatcher(door, **self._options, times_mean_nothing=self._times_mean_nothing)
         made.table.update(self.table)
         made.decisions.update(self.decisions)
+        made._best_so_far.update(self._best_so_far)
         made._stored.update(self._stored)
         return made
 
@@ -346,6 +348,7 @@ class Dispatcher:
         )
 
     def _keep(self, key: Hashable, decision: Decision, job: Job, store: SqliteStore) -> None:
+        self._best_so_far.pop(key, None)
         self.decisions[key] = decision
         self._stored[key] = TuningKey.of(job), job.space.default, weakref.ref(store)
 
@@ -420,12 +423,12 @@ class Dispatcher:
         learnable.tell_listeners(decision, store, seconds=time.perf_counter() - began)
 
     def _note_best(self, key: Hashable, entry: Entry, calls: RealCalls) -> None:
-        """Have `decisions`, and so `explain`, name what the calls of a key run that is still learned."""
+        """Have `explain` name what the calls of a key run that is still learned; `decisions` hold what is decided."""
         with self.table.lock:
             before = self.decisions.get(key)
             if before is None or self.table.peek(key) is not entry:
                 return
-            best = replace(
+            self._best_so_far[key] = replace(
                 before,
                 config=calls.incumbent,
                 basis="measured",
@@ -434,7 +437,6 @@ class Dispatcher:
                 config_us=calls.times.incumbent_us,
                 default_us=calls.times.default_us,
             )
-            self.decisions.renew(key, best)
 
     def _forget_shortcuts(self) -> None:
         with self.table.lock:
@@ -500,6 +502,7 @@ class Dispatcher:
             why = f"the config chosen does not run: {type(err).__name__}: {err}"
             if decision is not None:
                 self.decisions[key] = _by_default(decision, default, why)
+                self._best_so_far.pop(key, None)
                 if key in self._stored:  # a program may put decisions of its own into `decisions`
                     self._stored[key] = self._stored.pop(key)  # they leave these tables together
             entry.launcher, entry.fallback = instead, None
@@ -515,6 +518,7 @@ class Dispatcher:
             for key, entry in self.table.items():
                 if entry.awaits_measuring:
                     self.decisions.pop(key, None)
+                    self._best_so_far.pop(key, None)
                     self._stored.pop(key, None)
                     self.table.pop(key)
 
@@ -541,7 +545,7 @@ class Dispatcher:
             )
         tuning_key, default, kept = self._stored[key]
         store = kept() or SqliteStore.in_memory()  # one that is gone, of mode forecast, knew no more than the decision
-        return Explanation((detail_in(store, tuning_key, decided[key], default),))
+        return Explanation((detail_in(store, tuning_key, self._best_so_far.get(key) or decided[key], default),))
 
     def store(self, hardware: Hardware, settings: Settings) -> SqliteStore:
         """The user's store; one in memory, of this kernel alone, where times mean nothing to a later process."""

@@ -197,7 +197,3 @@ class Recent(dict[Any, Any]):
         super().__setitem__(key, value)
         while len(self) > self._size:
             del self[next(iter(self))]
-
-    def renew(self, key: Any, value: Any) -> None:
-        """Put another value in the place of a key that is held; it does not count as put in last."""
-        super().__setitem__(key, value)
