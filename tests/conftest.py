@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -133,6 +134,15 @@ def no_line_comes_later() -> Iterator[None]:
     yield
     if progress := sys.modules.get("forecast_autotune.tuning.progress"):
         progress._board.finish()
+
+
+@pytest.fixture(autouse=True)
+def threads_of_earlier_tests_count_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools and loops that packages keep once they were used change nothing that a test's candidates change."""
+    from forecast_autotune.measure import process_state
+
+    left, running = set(threading.enumerate()), process_state.other_threads
+    monkeypatch.setattr(process_state, "other_threads", lambda: [t for t in running() if t not in left])
 
 
 @pytest.fixture(scope="session")

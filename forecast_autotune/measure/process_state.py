@@ -96,8 +96,13 @@ def _passed_over() -> Iterator[None]:
 
 def is_only_thread() -> bool:
     """Whether no thread runs beside this one but the package's own, which change nothing here."""
+    return not other_threads()
+
+
+def other_threads() -> list[threading.Thread]:
+    """What runs beside this thread, but the package's own."""
     others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-    return all(thread.name.startswith(("forecast_autotune", "forecast-autotune")) for thread in others)
+    return [thread for thread in others if not thread.name.startswith(("forecast_autotune", "forecast-autotune"))]
 
 
 def _if_changed(read: Read, put: Put) -> tuple[Read, Put]:

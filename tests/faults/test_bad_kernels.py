@@ -19,7 +19,6 @@ import torch
 from faults import bad_kernels
 from faults.bad_kernels import Tuned, tune
 from faults.ledger import Case, Ledger
-from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.core.config import Config
@@ -429,7 +428,6 @@ def test_what_a_variant_does_to_the_callers_process_is_put_back(faults: Ledger, 
         random.Random(seed).shuffle(order)
         print(f"seed {seed}: {order}")
         x = torch.arange(1000, dtype=torch.float32)
-        alone()
         before = surroundings()
         with case.attempt(), warnings.catch_warnings():
             warnings.simplefilter("error")

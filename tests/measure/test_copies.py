@@ -16,7 +16,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from faults.threads import alone
 
 from forecast_autotune.measure.buffers import nudged, stand_in
 from forecast_autotune.measure.copies import BorrowedArguments, CopiedArguments, UnportableError
@@ -234,7 +233,6 @@ def test_a_lack_of_memory_while_copying_is_raised_as_it_is(err: Exception, monke
 
 
 def test_of_the_callers_own_memory_only_elements_that_differ_are_written() -> None:
-    alone()
     state = torch.arange(8.0)
     arguments = CopiedArguments((), state={"state": state})
     (buffer,) = arguments.buffers
@@ -278,7 +276,6 @@ def test_of_many_tensors_in_one_storage_those_count_that_a_run_wrote() -> None:
 
 
 def test_a_conjugated_view_is_put_back() -> None:
-    alone()
     state = torch.tensor([1 + 2j, 3 + 4j]).conj()
     before = state.clone()
     arguments = CopiedArguments((), state={"state": state})

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from deadline import DeadlineError, deadline_in
-from faults.threads import alone
 
 from forecast_autotune.measure import process_state
 from forecast_autotune.measure.process_state import RandomState, preserve_process_state
@@ -20,7 +19,6 @@ from forecast_autotune.measure.process_state import RandomState, preserve_proces
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    alone()
     monkeypatch.chdir(tmp_path)  # which also brings back the folder
     monkeypatch.delenv("MEDDLED", raising=False)
     umask, dtype = process_state._umask(), torch.get_default_dtype()

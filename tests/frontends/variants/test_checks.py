@@ -23,11 +23,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults.threads import alone
 
 import forecast_autotune as fa
 from forecast_autotune.errors import TuningWarning
-from forecast_autotune.measure import state
 
 torch = pytest.importorskip("torch")
 
@@ -799,7 +797,6 @@ COUNT = torch.zeros(1)
 
 
 def test_variables_and_slots_come_back() -> None:
-    alone()
     local, pair = torch.zeros(1), Pair()
 
     def counting(x: Any) -> Any:
@@ -1173,10 +1170,7 @@ def test_a_generator_of_random_numbers_is_drawn_from_once() -> None:
         (np.random.PCG64, lambda source: int(source.random_raw()) >> 20),
     ],
 )
-def test_a_generator_that_is_reached_is_drawn_from_once(
-    make: Callable[[int], Any], draw: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "is_only_thread", lambda: True)  # whatever threads other tests have left
+def test_a_generator_that_is_reached_is_drawn_from_once(make: Callable[[int], Any], draw: Callable[[Any], Any]) -> None:
     drawn, untuned = make(7), make(7)
     tuned = fa.variants([slowed(lambda x: x + draw(drawn)), lambda x: draw(drawn) + x], name="drawing")
     x = torch.zeros(1, dtype=torch.float64)

@@ -18,7 +18,6 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from faults.threads import alone  # noqa: E402
 from learning_at_once import learning_at_once  # noqa: E402
 from rehearsed import BEST, own_triton_cache, playing, scale  # noqa: E402
 
@@ -207,7 +206,6 @@ class Record:
 
 @pytest.mark.parametrize("place", ["argument", "record", "state"])
 def test_a_call_that_wrote_before_its_candidate_raised_is_not_made_again(place: str) -> None:
-    alone()
     x = torch.zeros(64)
     given = {"argument": x, "record": Record(x), "state": torch.ones(64)}[place]
 
@@ -245,7 +243,6 @@ class Holder:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_candidate_that_makes_or_drops_tensors_and_raises_fails_no_call(drops: bool) -> None:
-    alone()
     own = Holder()
 
     def fine(x: Any, given: Any) -> Any:
