@@ -18,6 +18,7 @@ from ..core.signal_handlers import raised_by_signal_handler
 
 log = logging.getLogger(__name__)
 
+_HARMLESS = ("forecast_autotune", "forecast-autotune", "fsspecIO")  # names of threads: ours, and that of remote stores
 _FLOAT_ENVIRONMENT_BYTES = 64  # of C's `fenv_t`: 32 on x86-64, 8 on AArch64
 
 Read = Callable[[], Any]
@@ -95,14 +96,14 @@ def _passed_over() -> Iterator[None]:
 
 
 def is_only_thread() -> bool:
-    """Whether no thread runs beside this one but the package's own, which change nothing here."""
+    """Whether no thread runs beside this one that may change something here."""
     return not other_threads()
 
 
 def other_threads() -> list[threading.Thread]:
-    """What runs beside this thread, but the package's own."""
+    """What runs beside this thread, but the package's own and those of what it calls, which change nothing here."""
     others = (thread for thread in threading.enumerate() if thread is not threading.current_thread())
-    return [thread for thread in others if not thread.name.startswith(("forecast_autotune", "forecast-autotune"))]
+    return [thread for thread in others if not thread.name.startswith(_HARMLESS)]
 
 
 def _if_changed(read: Read, put: Put) -> tuple[Read, Put]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec.asyn
 import pytest
 import torch
 from deadline import DeadlineError, deadline_in
@@ -59,12 +60,18 @@ def test_in_a_single_threaded_program_what_a_candidate_changed_is_restored() -> 
     assert shared() == before
 
 
-def test_threads_of_the_package_count_for_none(another_thread: threading.Thread) -> None:
-    another_thread.name = "forecast_autotune-compile"
+@pytest.mark.parametrize("name", ["forecast_autotune-compile", "fsspecIO"])
+def test_threads_of_the_package_count_for_none(name: str, another_thread: threading.Thread) -> None:
+    another_thread.name = name
     before = shared()
     with preserve_process_state():
         meddle()
     assert shared() == before
+
+
+def test_the_thread_that_reads_remote_stores_has_the_name_that_is_known() -> None:
+    fsspec.asyn.get_loop()
+    assert "fsspecIO" in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.usefixtures("another_thread")
