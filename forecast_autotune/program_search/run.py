@@ -18,6 +18,7 @@ from ..processes.box import require_box
 from ..settings import Settings
 from ..store.filesystem import make_folder
 from ..surrogates.by_name import make_surrogate
+from ..surrogates.learned import check_model
 from .archive import Archive
 from .budget import AnswerTally, SearchBudget
 from .candidate import HAND_WRITTEN, Candidate, TriedCandidate, incumbent
@@ -244,11 +245,15 @@ def _search_loop(
     """A loop for a task on this machine's hardware, with what earlier searches left.
 
     Raises:
-        InvalidInputError: a proposer's name is none; what makes inputs or says what is right raises.
+        InvalidInputError: a proposer's name is none; what makes inputs or says what is right raises; there is no such model
+            as the setting holds.
         NoBoxError: this system has no box to run candidates in.
         StoreError: what was tried cannot be kept.
     """
     settings = Settings.from_environment()
+    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
+    if forecasts:
+        check_model(surrogate)  # a broken model is reported before the minutes of a search pass
     on_gpu = task.device != "cpu"
     require_box(may_start=task.language != "triton" or on_gpu, gpu=on_gpu)
     hardware = detect_hardware(task.device)
@@ -259,7 +264,6 @@ def _search_loop(
     archive = Archive(settings.dir, task, hardware, toolchain)
     makes = preparer(task, folder, settings.dir)
     examiner = Examiner(task, hardware, folder)
-    surrogate = make_surrogate(settings.surrogate or "auto", answer=settings.answer, model=settings.model)
     describer = describer_of(task, hardware, folder) if forecasts else None
     return SearchLoop(
         task=task,

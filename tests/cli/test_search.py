@@ -44,6 +44,15 @@ def test_a_mistyped_task_is_answered_with_the_tasks_there_are(
     assert f"{tmp_path}/mine.py has no TASK: there is no task in it" in told(capsys, f"{tmp_path}/mine.py:TASK")
 
 
+def test_a_held_model_that_is_not_there_stops_a_search_by_forecasts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_MODEL", "/nowhere/model.json")
+    monkeypatch.setattr(box, "_lacking", lambda may_start, gpu: "a box")
+    assert "FORECAST_AUTOTUNE_MODEL=/nowhere/model.json" in told(capsys, "doubling:TASK")
+    assert "it lacks a box" in told(capsys, "doubling:TASK", "--no-forecasts")
+
+
 def test_without_a_box_nothing_is_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box, "_lacking", lambda may_start, gpu: "Landlock (Linux 5.13)")
     assert "this system has none to offer: it lacks Landlock (Linux 5.13)" in told(capsys, "doubling:TASK")
