@@ -146,6 +146,9 @@ class CopiedArguments(Buffers):
 
     def values(self) -> Values:
         """The call's arguments over the copies, as no candidate has seen them yet: tensors, lists and objects made anew."""
+        import torch
+
+        self._first_node = torch.autograd._get_sequence_nr()
         self._refills = self._refills or self._contents.changed
         self._leaves, self._followed, self._empty, self._contents = [], [], [], Contents()
         made: dict[int, torch.Tensor] = {}
@@ -230,7 +233,9 @@ class CopiedArguments(Buffers):
         written = [t for t, made_by in self._followed if t.grad_fn is not made_by]
         leaves = [*self._leaves, *self._state_leaves]
         with self.seeing_writes():
-            reached = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
+            reached = gradients_of(
+                [*returned, *written], {id(leaf): name for name, leaf, _ in leaves}, self._first_node
+            )
         left = {f"{n}.grad": t.grad.detach().clone() for n, t, g in leaves if t.grad is not None and t.grad is not g}
         self._accumulates |= bool(left)
         return reached if isinstance(reached, str) else {**reached, **left}

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import numbers
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -219,38 +220,51 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> Gradients:
-    """The gradients of a weighted sum of some tensors, by the names of the leaves they reach, known by identity."""
+def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str], since: int) -> Gradients:
+    """The gradients of a weighted sum of some tensors, by the names of the leaves they reach, known by identity.
+
+    The graph is retained: a part of it may be the program's own, or be kept by it, and is to be walked again. Compiled code
+    that reuses the memory of its intermediates refuses that; then one that the run has made alone is walked to its end.
+
+    Args:
+        since: autograd's number of the run's first node.
+    """
     import torch
 
     ends = [t for t in tensors if t.grad_fn is not None]
-    leaves = _leaves(ends)
+    leaves, oldest = _leaves(ends)
     if not leaves:
         return {}
-    try:
-        # A part of the graph may be the program's own, made before the call: it is to be walked again.
-        gradients = torch.autograd.grad(ends, leaves, [_weights(t) for t in ends], retain_graph=True, allow_unused=True)
-    except Exception as err:
-        if raised_by_signal_handler(err):
-            raise
-        return f"{type(err).__name__}: {err}"
+    weights, raised = [_weights(t) for t in ends], ""
+    for retains in (True, False) if oldest >= since else (True,):
+        try:
+            gradients = torch.autograd.grad(ends, leaves, weights, retain_graph=retains, allow_unused=True)
+            break
+        except Exception as err:
+            if raised_by_signal_handler(err):
+                raise
+            raised = f"{type(err).__name__}: {err}"
+    else:
+        return raised
     pairs = zip(leaves, gradients, strict=True)
     return {names.get(id(v), f"a tensor at {id(v):#x}"): g.detach() for v, g in pairs if g is not None}
 
 
-def _leaves(ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors in which a backward pass from these would accumulate gradients."""
+def _leaves(ends: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
+    """The tensors in which a backward pass from these would accumulate gradients, and the oldest node's number."""
     waiting, seen = [t.grad_fn for t in ends], set()
     leaves: dict[int, torch.Tensor] = {}
+    oldest = sys.maxsize
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
+        oldest = min(oldest, node._sequence_nr())
         if (variable := getattr(node, "variable", None)) is not None:
             leaves[id(variable)] = variable
         waiting += [following for following, _ in node.next_functions]
-    return list(leaves.values())
+    return list(leaves.values()), oldest
 
 
 def _weights(tensor: torch.Tensor) -> torch.Tensor:

@@ -439,6 +439,26 @@ def test_a_gradient_of_another_value_is_wrong() -> None:
     assert x.grad is None
 
 
+def test_gradients_of_compiled_code_are_compared_whatever_it_donates() -> None:
+    """Of dynamic shapes with intermediates, torch compiles backward passes that may be walked once alone."""
+
+    def mlp(x: Any, w: Any) -> Any:
+        return torch.relu(x @ w) @ w
+
+    def cut(x: Any, w: Any) -> Any:
+        hidden = torch.relu(x @ w)
+        return torch.cat([hidden[:, :4], hidden[:, 4:].detach()], 1) @ w
+
+    compiled = torch.compile(mlp, backend="aot_eager", dynamic=True)
+    x, w = torch.rand(8, 8, requires_grad=True), torch.rand(8, 8, requires_grad=True)
+    with pytest.raises(RuntimeError, match="donated buffers"):
+        compiled(x, w).sum().backward(retain_graph=True)
+    assert "the gradient of" in failure_of(fa.variants([slowed(compiled), cut], name="default"), x, w)
+    tuned = fa.variants([slowed(mlp), compiled], name="candidate")
+    tuned(x, w).sum().backward()
+    assert next(iter(tuned.decisions.values())).failed == 0
+
+
 def test_variants_that_work_in_place_leave_the_gradient_right() -> None:
     x = torch.ones(4, requires_grad=True)
     double = fa.variants([lambda h: h.mul_(2), lambda h: h.add_(h)])
