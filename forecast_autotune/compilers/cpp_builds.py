@@ -56,10 +56,10 @@ class CppBuilds:
     def slot(self, index: int) -> Path:
         """A folder in which torch builds one variant after another; see `cpp_build`.
 
-        Builds by another toolchain or of other sources have slots of their own: ninja would rebuild all of it anyway, and
-        two processes with different ones would do so in turns.
+        Builds by another toolchain or of other sources of torch's have slots of their own: ninja would rebuild all of it
+        anyway, and two processes with different ones would do so in turns. Kernels that are compiled alone may be edited.
         """
-        parts = (self._recipe.name, self._recipe.sources_text, *self._recipe.flags, self._toolchain.digest)
+        parts = (self._recipe.name, self._recipe.torchs_text, *self._recipe.flags, self._toolchain.digest)
         shared = digest(*parts, self._hardware.capability if self._recipe.is_cuda else "")[:12]
         return self.root / f"slot-{shared}-{index}"
 

@@ -25,7 +25,7 @@ import pytest
 import torch
 import torch.utils.cpp_extension
 from contracts.compiler_contract import CompilerContract
-from toy import GOOD, Toy
+from toy import GOOD, KERNEL, Toy
 
 import forecast_autotune as fa
 from forecast_autotune.compilers import cpp_builds
@@ -92,6 +92,18 @@ def test_a_second_variant_compiles_its_kernel_alone(toy: Toy) -> None:
     ((_, evidence),) = toy.compiler().compile([Config({"MODE": "plain", "UNUSED": time.time_ns()})])
     assert isinstance(evidence, Evidence)
     assert (slot / "main.o").stat().st_mtime_ns == binding
+
+
+def test_an_edited_kernel_is_linked_to_the_binding_that_is_there(toy: Toy) -> None:
+    first = toy.compiler()
+    list(first.compile([toy.config("plain")]))
+    binding = (first.builds.slot(0) / "main.o").stat().st_mtime_ns
+    edited = replace(first.recipe, kernel_sources=(f"{KERNEL}\n// edited at {time.time_ns()}\n",))
+    compiler = CppCompiler(edited, first.toolchain, first.hardware, toy.builds)
+    ((_, evidence),) = compiler.compile([toy.config("plain")])
+    assert isinstance(evidence, Evidence)
+    assert compiler.extension(toy.config("plain")).path != first.extension(toy.config("plain")).path
+    assert (compiler.builds.slot(0) / "main.o").stat().st_mtime_ns == binding
 
 
 def test_a_variant_that_does_not_compile_reports_the_error_and_the_log(toy: Toy) -> None:
