@@ -63,7 +63,7 @@ class TestLoadInline(FrontDoorContract):
         return fa.load_inline(**{**self.toy.arguments(), "space": space, "check": None}).marked
 
     def call(self, tuned: Any, x: Any) -> str:
-        x = x.repeat(256)  # long enough to tell the variants apart
+        x = x.repeat(4096)  # some 20 ms by the default: what else runs, and waits for Python, does not hide that
         return {0: "best", 2: "default"}[int(tuned(x)[0])]
 
 
