@@ -6,15 +6,17 @@ import dataclasses
 import enum
 import numbers
 import os
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..core.fork_safe_lock import fork_safe_lock
 from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError
 
 if TYPE_CHECKING:
     import torch
+    from torch.autograd.graph import Node
 
     from .buffers import Buffers
 
@@ -24,6 +26,8 @@ Gradients = Mapping[str, "torch.Tensor"] | str
 
 _PLAIN = (type(None), str, bytes, range, slice, type, enum.Enum, numbers.Number, os.PathLike)
 _TORCH = ("dtype", "device", "layout", "memory_format")
+_COMPILED = "CompiledFunctionBackward"  # the node of what torch.compile has compiled
+_WALKING = fork_safe_lock()
 
 
 class OutputsError(AutotuneError):
@@ -51,18 +55,22 @@ class Outputs:
 
 
 def outputs_of(returned: Any, arguments: Buffers) -> Outputs:
-    """What a run produced that has just ended. What the default is known to write counts, changed or not."""
-    arguments.detect_writes()
+    """What a run produced that has just ended. What the default is known to write counts, changed or not.
+
+    What its backward pass writes, such as statistics of gradients, is a part of that.
+    """
     seen = _SeenTensors(arguments)
     form, tensors = _form(returned, seen, ()), seen.tensors
+    copies = [_dense(t.detach()).clone() for t in tensors]
+    gradients = arguments.gradients(tensors)
+    arguments.detect_writes()
     written = [b for b in arguments.buffers if b.touched or b.written]
     left = arguments.left()
-    copies = [_dense(t.detach()).clone() for t in (*tensors, *(t for _, t in left))]
     return Outputs(
         form=form,
-        tensors=[*copies[: len(tensors)], *(b.output for b in written), *copies[len(tensors) :]],
+        tensors=[*copies, *(b.output for b in written), *(_dense(t.detach()).clone() for _, t in left)],
         written=[*(b.name for b in written), *(name for name, _ in left)],
-        gradients=arguments.gradients(tensors),
+        gradients=gradients,
     )
 
 
@@ -220,51 +228,67 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str], since: int) -> Gradients:
+def gradients_of(
+    tensors: Sequence[torch.Tensor], names: Mapping[int, str], held: Callable[[], Iterable[Node]]
+) -> Gradients:
     """The gradients of a weighted sum of some tensors, by the names of the leaves they reach, known by identity.
 
-    The graph is retained: a part of it may be the program's own, or be kept by it, and is to be walked again. Compiled code
-    that reuses the memory of its intermediates refuses that; then one that the run has made alone is walked to its end.
+    The graph is retained: a part of it may be the program's own, or be kept by it, and is to be walked again.
 
     Args:
-        since: autograd's number of the run's first node.
+        held: the ends of the graphs that the program holds.
     """
     import torch
 
     ends = [t for t in tensors if t.grad_fn is not None]
-    leaves, oldest = _leaves(ends)
+    nodes, leaves = _reached(t.grad_fn for t in ends)
     if not leaves:
         return {}
-    weights, raised = [_weights(t) for t in ends], ""
-    for retains in (True, False) if oldest >= since else (True,):
-        try:
-            gradients = torch.autograd.grad(ends, leaves, weights, retain_graph=retains, allow_unused=True)
-            break
-        except Exception as err:
-            if raised_by_signal_handler(err):
-                raise
-            raised = f"{type(err).__name__}: {err}"
-    else:
-        return raised
+    weights, compiled = [_weights(t) for t in ends], {node for node in nodes if node.name() == _COMPILED}
+    is_runs_own = bool(compiled) and compiled.isdisjoint(_reached(held())[0])
+    try:
+        with _compiled_code_walked_once() if is_runs_own else nullcontext():
+            gradients = torch.autograd.grad(ends, leaves, weights, retain_graph=True, allow_unused=True)
+    except Exception as err:
+        if raised_by_signal_handler(err):
+            raise
+        return f"{type(err).__name__}: {err}"
     pairs = zip(leaves, gradients, strict=True)
     return {names.get(id(v), f"a tensor at {id(v):#x}"): g.detach() for v, g in pairs if g is not None}
 
 
-def _leaves(ends: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], int]:
-    """The tensors in which a backward pass from these would accumulate gradients, and the oldest node's number."""
-    waiting, seen = [t.grad_fn for t in ends], set()
+@contextmanager
+def _compiled_code_walked_once() -> Iterator[None]:
+    """Have compiled code take it that its part of a graph is walked for the last time, though the graph is retained.
+
+    Where that code uses the memory of what it has saved for something else, it refuses to be walked twice. It asks torch
+    by a function that is private; its setting for this, `donated_buffer`, holds in the caller's thread alone.
+    """
+    import torch
+
+    asked, name = torch._C._autograd, "_get_current_graph_task_keep_graph"
+    with _WALKING:
+        answer = getattr(asked, name, None)
+        setattr(asked, name, lambda: False)
+        try:
+            yield
+        finally:
+            setattr(asked, name, answer)
+
+
+def _reached(ends: Iterable[Node | None]) -> tuple[set[Node], list[torch.Tensor]]:
+    """The nodes of a graph, and the tensors in which a backward pass from its ends would accumulate gradients."""
+    waiting, seen = list(ends), set()
     leaves: dict[int, torch.Tensor] = {}
-    oldest = sys.maxsize
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        oldest = min(oldest, node._sequence_nr())
         if (variable := getattr(node, "variable", None)) is not None:
             leaves[id(variable)] = variable
         waiting += [following for following, _ in node.next_functions]
-    return list(leaves.values()), oldest
+    return seen, list(leaves.values())
 
 
 def _weights(tensor: torch.Tensor) -> torch.Tensor:
