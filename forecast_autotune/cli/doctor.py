@@ -262,7 +262,7 @@ def _check_pack(pack: Path | PackUrl) -> Finding:
     from ..core.text import error_text
     from ..errors import AutotuneError
     from ..remote.location import Location
-    from ..remote.trees import MANIFEST, check_pinned, read_manifest
+    from ..remote.trees import MANIFEST, MAX_MANIFEST_BYTES, check_pinned, read_manifest
     from ..settings import PackUrl
     from ..store.jsonl import read_entries
 
@@ -270,7 +270,7 @@ def _check_pack(pack: Path | PackUrl) -> Finding:
         if isinstance(pack, PackUrl):
             location = Location(pack.url)
             check_pinned(pack, location)
-            named = read_manifest(location.read_file(MANIFEST), str(pack), digest=pack.digest)
+            named = read_manifest(location.read_file(MANIFEST, MAX_MANIFEST_BYTES), str(pack), digest=pack.digest)
             return Finding(check="pack", status="ok", found=f"{pack}: {len(named)} segments")
         if pack.is_dir():
             named = read_manifest((pack / MANIFEST).read_bytes(), str(pack / MANIFEST))

@@ -19,9 +19,9 @@ from ..store.jsonl import Decided, Entry, runs_at
 from ..store.sqlite import SqliteStore
 from ..store.tuning_keys import KeyReader
 from . import segments
-from .location import ListedSegment, Location
+from .location import MAX_PACKED_BYTES, ListedSegment, Location
 from .mirror import Mirror, remove_withdrawn
-from .segments import MAX_PACKED_BYTES, Contents, Withdrawn
+from .segments import Contents, Withdrawn
 
 if TYPE_CHECKING:
     import sqlite3

@@ -19,6 +19,9 @@ from . import hub
 LAYOUT = "v1"
 ENDING = ".jsonl.gz"
 
+MAX_PACKED_BYTES = 2**24
+"""Of a segment; a larger one is not read. One tuning run of 16 configs takes 2 kB."""
+
 _DIGEST = re.compile("[0-9a-f]{32}")
 _LOCAL = ("file", "local")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", "abfs": "adlfs"}
@@ -79,17 +82,18 @@ class Location:
         return sorted((s for info in infos if (s := _listed(info)) is not None), key=lambda s: s.path)
 
     def read(self, segments: Sequence[ListedSegment]) -> Iterator[tuple[ListedSegment, bytes]]:
-        """The bytes of segments, read side by side; one that somebody has removed meanwhile is left out."""
+        """The bytes of segments, read side by side; one that somebody has removed meanwhile is left out.
+
+        Of one with more than `MAX_PACKED_BYTES` it is one byte more: enough for `segments.decode` to refuse it.
+        """
         with self._reached("read") as (fs, root):
-            paths = [f"{root}/{s.path}" for s in segments]
-            answers = fs.cat(paths, on_error="return") if paths else {}
-        for segment, path in zip(segments, paths, strict=True):
-            answer = answers.get(path)
-            if isinstance(answer, FileNotFoundError) or answer is None:
+            answers = _read(fs, [f"{root}/{s.path}" for s in segments], MAX_PACKED_BYTES)
+        for segment, answer in zip(segments, answers, strict=True):
+            if isinstance(answer, FileNotFoundError):
                 continue
             if isinstance(answer, BaseException):
                 raise self._error("read", answer)
-            yield segment, bytes(answer)
+            yield segment, answer
 
     def write(self, hardware: str, program: str, name: str, data: bytes) -> None:
         """Write a segment. One that is cut off by a crash has the wrong content for its name, and readers see that."""
@@ -100,10 +104,19 @@ class Location:
         """What lies beside the segments, and the folder of them."""
         return [str(info["name"]).rstrip("/").rpartition("/")[2] for info in self._list("")]
 
-    def read_file(self, name: str) -> bytes:
-        """The bytes of a file that lies beside the segments."""
+    def read_file(self, name: str, most_bytes: int) -> bytes:
+        """The bytes of a file that lies beside the segments.
+
+        Raises:
+            InvalidInputError: also where it has more than `most_bytes`.
+        """
         with self._reached("read") as (fs, root):
-            return bytes(fs.cat_file(f"{root}/{name}"))
+            (answer,) = _read(fs, [f"{root}/{name}"], most_bytes)
+            if isinstance(answer, BaseException):
+                raise answer
+        if len(answer) > most_bytes:
+            raise InvalidInputError(f"{self.shown}/{name} has more than {most_bytes} bytes: it is not read")
+        return answer
 
     def write_file(self, name: str, data: bytes) -> None:
         """Write a file beside the segments."""
@@ -173,6 +186,46 @@ class Location:
         if isinstance(err, FileNotFoundError):
             return RemoteStoreError(f"{what}: look at its spelling, and whether the bucket or folder is there")
         return RemoteStoreError(what)
+
+
+def _read(fs: Any, paths: Sequence[str], most_bytes: int) -> list[bytes | BaseException]:
+    """The bytes of files, or why one cannot be read; of a larger one `most_bytes` and one more."""
+    if fs.async_impl:
+        from fsspec.asyn import sync
+
+        answers: list[bytes | BaseException] = sync(fs.loop, _read_side_by_side, fs, paths, most_bytes + 1)
+        return answers
+    return [_read_part(fs, path, most_bytes + 1) for path in paths]
+
+
+async def _read_side_by_side(fs: Any, paths: Sequence[str], length: int) -> list[bytes | BaseException]:
+    import asyncio
+
+    if "http" in fs.protocol:
+        reading = [_read_stream(fs, path, length) for path in paths]
+    else:
+        reading = [fs._cat_file(path, start=0, end=length) for path in paths]
+    return await asyncio.gather(*reading, return_exceptions=True)
+
+
+def _read_part(fs: Any, path: str, length: int) -> bytes | BaseException:
+    try:
+        return bytes(fs.cat_file(path, start=0, end=length))
+    except Exception as err:  # each storage has errors of its own
+        return err
+
+
+async def _read_stream(fs: Any, url: str, length: int) -> bytes:
+    """What a web server sends: it need not know of ranges, and its answer may never end."""
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **fs.kwargs) as answer:
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise FileNotFoundError(url)
+        answer.raise_for_status()
+        data = bytearray()
+        while len(data) < length and (part := await answer.content.read(length - len(data))):
+            data += part
+        return bytes(data)
 
 
 def _put(fs: Any, path: str, data: bytes) -> None:

@@ -27,12 +27,9 @@ from ..store.encoding import Json, from_text, to_text
 from ..store.jsonl import Decided, Entry, Run, decode_entry, encode_decided, encode_run
 from ..store.rows import FAR_FUTURE
 from ..store.textfile import pack_lines, unpack_lines
-from .location import ENDING
+from .location import ENDING, MAX_PACKED_BYTES
 
 FORMAT = FileFormat(schema="forecast_autotune.segment", version=1)
-
-MAX_PACKED_BYTES = 2**24
-"""Of a segment; a larger one is not read. One tuning run of 16 configs takes 2 kB."""
 
 MAX_BYTES = 2**27
 """Of a segment's text."""
@@ -152,7 +149,7 @@ def decode(data: bytes, name: str, *, hardware: str, program: str, known: Progra
             version, about something else, or too large; or a line of it is broken.
     """
     if len(data) > MAX_PACKED_BYTES:
-        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MAX_PACKED_BYTES}: it is not read")
+        raise InvalidInputError(f"{name} has more than {MAX_PACKED_BYTES} bytes: it is not read")
     if name_of(data) != name.rpartition("/")[2]:
         raise InvalidInputError(f"{name} does not hold what it is named by: it is cut off or was changed")
     lines = unpack_lines(data, name, most_bytes=MAX_BYTES)

@@ -28,8 +28,8 @@ from ..store.jsonl import Decided, import_entries
 from ..store.sqlite import SqliteStore
 from . import segments
 from .exchange import READ_AT_ONCE, Complain
-from .location import ENDING, LAYOUT, ListedSegment, Location
-from .segments import MAX_PACKED_BYTES, Contents
+from .location import ENDING, LAYOUT, MAX_PACKED_BYTES, ListedSegment, Location
+from .segments import Contents
 
 FORMAT = FileFormat(schema="forecast_autotune.pack", version=1)
 MANIFEST, CARD = "manifest.json", "README.md"
@@ -119,7 +119,7 @@ def read_manifest(data: bytes, name: str, *, digest: str = "") -> list[ListedSeg
         InvalidInputError: it is another one, or none.
     """
     if len(data) > MAX_MANIFEST_BYTES:
-        raise InvalidInputError(f"{name} has {len(data)} bytes, more than {MAX_MANIFEST_BYTES}: it is not read")
+        raise InvalidInputError(f"{name} has more than {MAX_MANIFEST_BYTES} bytes: it is not read")
     if digest and (seen := hashlib.sha256(data).hexdigest()) != digest:
         raise InvalidInputError(
             f"{name} has the digest {seen}, not {digest} as it is pinned: it was changed, or is cut off"
@@ -308,7 +308,7 @@ class PackCopy:
         try:
             return _manifest_of_copy(self.folder, self.pack)
         except (OSError, InvalidInputError):  # not copied yet, or damaged on this disk
-            data = self.location.read_file(MANIFEST)
+            data = self.location.read_file(MANIFEST, MAX_MANIFEST_BYTES)
             found = read_manifest(data, f"{self.location.shown}/{MANIFEST}", digest=self.pack.digest)
             _write(self.folder / MANIFEST, data)
             return found

@@ -6,15 +6,18 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from fake_hub import FakeHub, fake_hub
+from http_server import LoopbackServer
 from s3_server import BUCKET, S3Server, s3_environment, s3_server
 
 from forecast_autotune.errors import InvalidInputError, MissingExtraError, RemoteStoreError
-from forecast_autotune.remote.location import ListedSegment, Location
+from forecast_autotune.remote.location import MAX_PACKED_BYTES, ListedSegment, Location
 from forecast_autotune.remote.segments import name_of
 
 # huggingface_hub's own, where it uploads a large file.
@@ -93,6 +96,50 @@ def test_a_segment_that_somebody_removed_meanwhile_is_left_out(location: Locatio
     gone = ListedSegment(hardware=HARDWARE, program=PROGRAM, name=name_of(b"gone"), size=4, at=None)
     (found,) = location.segments(HARDWARE, PROGRAM)
     assert list(location.read([gone, found])) == [(found, DATA)]
+
+
+def test_a_file_is_read_as_far_as_the_limit(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    location.write(HARDWARE, PROGRAM, NAME, DATA)
+    location.write_file("beside", DATA)
+    listing = location.segments(HARDWARE, PROGRAM)
+    monkeypatch.setattr("forecast_autotune.remote.location.MAX_PACKED_BYTES", 4)
+    assert location.read_file("beside", len(DATA)) == DATA
+    if location.url.startswith("s3"):  # rclone sends a part with the checksum of the whole, which s3fs refuses
+        with pytest.raises(RemoteStoreError, match="FlexibleChecksumError"):
+            list(location.read(listing))
+        return
+    assert [data for _, data in location.read(listing)] == [DATA[:5]]
+    with pytest.raises(InvalidInputError, match="beside has more than 4 bytes: it is not read"):
+        location.read_file("beside", 4)
+
+
+def test_a_web_server_whose_answers_never_end_is_read_to_the_limit() -> None:
+    pytest.importorskip("aiohttp")
+    asked = []
+
+    class Endless(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):  # who asks has had enough
+                while True:
+                    self.wfile.write(bytes(2**20))
+
+    listed = ListedSegment(hardware=HARDWARE, program=PROGRAM, name=NAME, size=0, at=None)
+    with LoopbackServer(Endless) as web:
+        thread = Thread(target=web.serve_forever, daemon=True)
+        thread.start()
+        location = Location(f"http://127.0.0.1:{web.server_port}/pack")
+        with pytest.raises(InvalidInputError, match="manifest has more than 1000 bytes"):
+            location.read_file("manifest", 1000)
+        assert [len(data) for _, data in location.read([listed])] == [MAX_PACKED_BYTES + 1]
+        web.shutdown()
+        thread.join()
+    assert asked == ["/pack/manifest", f"/pack/{listed.path}"], "each is asked for once"
 
 
 def test_files_that_are_no_segments_are_passed_over(location: Location) -> None:

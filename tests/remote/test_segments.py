@@ -14,6 +14,7 @@ from forecast_autotune.core.job import Job
 from forecast_autotune.core.outcome import Failure, Outcome
 from forecast_autotune.errors import InvalidInputError
 from forecast_autotune.remote import segments
+from forecast_autotune.remote.location import MAX_PACKED_BYTES
 from forecast_autotune.remote.segments import Contents, Withdrawn, decode, encode, name_of, not_after, since, union
 from forecast_autotune.store.jsonl import Decided, Run
 from forecast_autotune.store.rows import StoredOutcome, TuningKey
@@ -160,11 +161,11 @@ def test_one_broken_line_and_nothing_is_taken() -> None:
 
 def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = gzip.compress(b'{"schema": "' + b" " * 2**28)
-    assert len(bomb) < segments.MAX_PACKED_BYTES
+    assert len(bomb) < MAX_PACKED_BYTES
     with pytest.raises(InvalidInputError, match="more than 128 MiB"):
         read(bomb)
     with pytest.raises(InvalidInputError, match="it is not read"):
-        read(bytes(segments.MAX_PACKED_BYTES + 1))
+        read(bytes(MAX_PACKED_BYTES + 1))
 
 
 # What is merged ---------------------------------------------------------------------------------------------------------
