@@ -142,6 +142,14 @@ def test_a_web_server_whose_answers_never_end_is_read_to_the_limit() -> None:
     assert asked == ["/pack/manifest", f"/pack/{listed.path}"], "each is asked for once"
 
 
+@pytest.mark.parametrize("folder", ["team[1]", "what*", "of?", "{a}"])
+def test_a_folder_is_no_pattern_whatever_its_name(tmp_path: Path, folder: str) -> None:
+    location = Location(f"file://{tmp_path}/{folder}")
+    location.write(HARDWARE, PROGRAM, NAME, DATA)
+    assert [data for _, data in location.read(location.segments(HARDWARE, PROGRAM))] == [DATA]
+    assert [data for _, data in location.read(location.all_segments())] == [DATA]
+
+
 def test_files_that_are_no_segments_are_passed_over(location: Location) -> None:
     for name in ("README.md", "x.jsonl.gz", NAME.upper()):
         location.write(HARDWARE, PROGRAM, name, b"hello")
