@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..core.figures import short
+from ..core.figures import counted, short
 from ..store.explanation.failures_alike import failures_alike
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
@@ -243,7 +243,6 @@ def _trouble_asking(model: LanguageModel, *, until: float) -> str:
 
 
 def _check_remote_store(remote: RemoteStore) -> Finding:
-    from ..core.figures import counted
     from ..core.text import error_text
     from ..errors import AutotuneError
     from ..remote.location import Location
@@ -262,7 +261,7 @@ def _check_pack(pack: Path | PackUrl) -> Finding:
     from ..core.text import error_text
     from ..errors import AutotuneError
     from ..remote.location import Location
-    from ..remote.trees import MANIFEST, MAX_MANIFEST_BYTES, check_pinned, read_manifest
+    from ..remote.trees import COPY_AGAIN, MANIFEST, MAX_MANIFEST_BYTES, check_pinned, missing, read_manifest
     from ..settings import PackUrl
     from ..store.jsonl import read_entries
 
@@ -274,6 +273,9 @@ def _check_pack(pack: Path | PackUrl) -> Finding:
             return Finding(check="pack", status="ok", found=f"{pack}: {len(named)} segments")
         if pack.is_dir():
             named = read_manifest((pack / MANIFEST).read_bytes(), str(pack / MANIFEST))
+            if lacking := missing(pack, named):
+                found = f"{pack} lacks {len(lacking)} of {counted(len(named), 'segment')}, the first {lacking[0].path}"
+                return Finding(check="pack", status="problem", found=found, advice=COPY_AGAIN)
             return Finding(check="pack", status="ok", found=f"{pack}: {len(named)} segments")
         entries = read_entries(pack)
     except (OSError, AutotuneError) as err:

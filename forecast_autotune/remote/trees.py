@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ..core.digest import digest
+from ..core.figures import counted
 from ..core.file_format import FileFormat
 from ..core.job import Job
 from ..core.text import error_text, plain
 from ..core.workload import Program
-from ..errors import InvalidInputError
+from ..errors import InvalidInputError, RemoteStoreError
 from ..settings import PackUrl
 from ..store import encoding
 from ..store.encoding import from_text
@@ -34,6 +35,7 @@ from .segments import Contents
 FORMAT = FileFormat(schema="forecast_autotune.pack", version=1)
 MANIFEST, CARD = "manifest.json", "README.md"
 MAX_MANIFEST_BYTES = 2**24  # 150,000 segments
+COPY_AGAIN = "copy the pack there again, or write it anew with 'forecast-autotune export'"
 
 _PATH = re.compile(rf"{LAYOUT}/([0-9a-f]{{32}})/([0-9a-f]{{32}})/([0-9a-f]{{32}}{re.escape(ENDING)})")
 
@@ -165,7 +167,7 @@ def is_copied(folder: Path, pack: PackUrl, program: Program) -> bool:
         listed = _manifest_of_copy(folder, pack)
     except (OSError, InvalidInputError):  # not copied yet, or damaged on this disk
         return False
-    return not _missing(folder, listed, program)
+    return not missing(folder, _of(program, listed))
 
 
 def _manifest_of_copy(folder: Path, pack: PackUrl) -> list[ListedSegment]:
@@ -173,8 +175,13 @@ def _manifest_of_copy(folder: Path, pack: PackUrl) -> list[ListedSegment]:
     return read_manifest(path.read_bytes(), str(path), digest=pack.digest)
 
 
-def _missing(folder: Path, listed: Sequence[ListedSegment], program: Program) -> list[ListedSegment]:
-    return [each for each in listed if each.program == program.digest and not (folder / each.path).exists()]
+def _of(program: Program, listed: Sequence[ListedSegment]) -> list[ListedSegment]:
+    return [segment for segment in listed if segment.program == program.digest]
+
+
+def missing(folder: Path, listed: Sequence[ListedSegment]) -> list[ListedSegment]:
+    """The segments that are not in the folder of a pack."""
+    return [segment for segment in listed if not (folder / segment.path).exists()]
 
 
 def decided_in_tree(folder: Path, complain: Complain) -> Iterator[Decided]:
@@ -199,7 +206,7 @@ def _read_segment(folder: Path, segment: ListedSegment, program: Program | None,
             path.read_bytes(), segment.path, hardware=segment.hardware, program=segment.program, known=program
         )
     except FileNotFoundError:
-        return None  # of a copy that is not whole yet
+        return None
     except (OSError, InvalidInputError) as err:
         complain(f"a segment of pack {folder} is left out: {error_text(err)}")
         return Contents()
@@ -255,14 +262,16 @@ class Tree:
                     return
                 self._manifest = []
                 self._complain(f"pack {self.folder} is left out: {error_text(err)}")
-        for segment in self._manifest:
-            if segment.program == program.digest and segment.path not in self._taken:
+        for segment in _of(program, self._manifest):
+            if segment.path not in self._taken:
                 yield segment
 
     def _read(self, segment: ListedSegment, program: Program) -> Contents | None:
         contents = _read_segment(self.folder, segment, program, self._complain)
         if contents is not None:
             self._taken.add(segment.path)
+        elif not self.is_copy:
+            self._complain(f"a segment of pack {self.folder} is left out: {segment.path} is missing, {COPY_AGAIN}")
         return contents
 
 
@@ -289,13 +298,21 @@ class PackCopy:
         """Nothing to end here."""
 
     def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> None:  # noqa: ARG002  # as `Exchange`
-        """Copy what the pack holds of a program, on all hardware, and is not here yet."""
-        missing = _missing(self.folder, self._manifest(), program)
-        for start in range(0, len(missing), READ_AT_ONCE):
-            for segment, data in self.location.read(missing[start : start + READ_AT_ONCE]):
+        """Copy what the pack holds of a program, on all hardware, and is not here yet.
+
+        Raises:
+            RemoteStoreError: also where the pack lacks some of it; the rest is copied.
+        """
+        listed = _of(program, self._manifest())
+        wanted = missing(self.folder, listed)
+        for start in range(0, len(wanted), READ_AT_ONCE):
+            for segment, data in self.location.read(wanted[start : start + READ_AT_ONCE]):
                 if segments.name_of(data) != segment.name:
                     raise InvalidInputError(f"{segment.path} of {self.location.shown} is cut off or was changed")
                 _write(self.folder / segment.path, data)
+        if lacking := missing(self.folder, listed):
+            what = f"{counted(len(lacking), 'segment')} of {program.name}"
+            raise RemoteStoreError(f"{self.location.shown} lacks {what}, the first {lacking[0].path}: {COPY_AGAIN}")
 
     def pull_from_other_hardware(self, hardware: str, program: Program, *, fresh_s: float) -> None:
         """`pull` has copied that too."""

@@ -349,6 +349,38 @@ def test_a_segment_of_a_tree_that_was_changed_is_left_out(
         assert "does not hold what it is named by" in told[0]
 
 
+def test_a_tree_that_lacks_a_segment_is_warned_of_and_the_rest_is_used(
+    tmp_path: Path, tuned: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a copy that broke off, or from a web server that refuses a file."""
+    with SqliteStore(tuned) as store:  # the program's second segment
+        job = a_job(hardware=replace(HARDWARE, name="NVIDIA H100"))
+        store.record_decision(job, a_decision(job, decided_at=time.time()))
+    pinned = export(tuned, f"file://{tmp_path}/shared", capsys)
+    for segment in read_manifest((tmp_path / "shared" / MANIFEST).read_bytes(), MANIFEST):
+        if (segment.hardware, segment.program) == (job.hardware.digest, job.workload.program.digest):
+            (tmp_path / "shared" / segment.path).unlink()
+            gone = segment.path
+    with used(tmp_path / "own", pinned) as store:
+        found, told = told_by(lambda: heard_in_vain(store))
+        assert found.config == SPACE[1]
+        assert store.unread(a_job()) == [f"the pack at {pinned}"]
+    assert len(told) == 1
+    assert (
+        f"file://{tmp_path}/shared lacks 1 segment of rmsnorm, the first {gone}: copy the pack there again" in told[0]
+    )
+    with used(tmp_path / "other", f"{tmp_path}/shared") as store:
+        found, told = told_by(lambda: [store.decision(a_job(key={"n": n})) for n in range(2)])
+    assert None not in found
+    assert len(told) == 1
+    assert f"a segment of pack {tmp_path}/shared is left out: {gone} is missing, copy the pack there again" in told[0]
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", f"{tmp_path}/shared")
+    assert main(["doctor", "--json"]) == 1
+    (finding,) = (f for f in json.loads(capsys.readouterr().out) if f["check"] == "pack")
+    assert finding["status"] == "problem"
+    assert finding["found"] == f"{tmp_path}/shared lacks 1 of 4 segments, the first {gone}"
+
+
 @pytest.mark.parametrize(
     "path", ["../../etc/passwd", "v1/../x", "/etc/passwd", 7, f"v1/{'a' * 32}/{'b' * 32}/{'c' * 31}.jsonl.gz"]
 )
