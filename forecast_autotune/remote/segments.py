@@ -195,25 +195,28 @@ def _decode_withdrawn(value: object) -> Withdrawn:
 
 
 def not_after(contents: Contents, at: float | None) -> Contents:
-    """Contents with no time long after the storage got them: a machine's clock may be hours ahead, or years.
+    """Contents in which times long after the storage got them are the time when it did.
 
-    A decision of such a machine would be the newest for as long.
+    A machine's clock may be hours ahead, or years: a decision of such a machine would be the newest for as long.
 
     Args:
         at: by the storage's own clock, in seconds since the epoch; None where it does not tell.
     """
-    latest = FAR_FUTURE if at is None else at + CLOCK_SLACK_S
+    got_at = FAR_FUTURE if at is None else at
+
+    def right(time: float) -> float:
+        return got_at if time > got_at + CLOCK_SLACK_S else time
+
+    def corrected(entry: Entry) -> Entry:
+        if isinstance(entry, Decided):
+            decision: Decision = entry.decision
+            return replace(entry, decision=replace(decision, decided_at=right(decision.decided_at)))
+        return replace(entry, outcomes=tuple(replace(o, recorded_at=right(o.recorded_at)) for o in entry.outcomes))
+
     return Contents(
-        entries=tuple(_not_after(entry, latest) for entry in contents.entries),
-        withdrawn=tuple(replace(w, before=min(w.before, latest)) for w in contents.withdrawn),
+        entries=tuple(map(corrected, contents.entries)),
+        withdrawn=tuple(replace(w, before=right(w.before)) for w in contents.withdrawn),
     )
-
-
-def _not_after(entry: Entry, latest: float) -> Entry:
-    if isinstance(entry, Decided):
-        decision: Decision = entry.decision
-        return replace(entry, decision=replace(decision, decided_at=min(decision.decided_at, latest)))
-    return replace(entry, outcomes=tuple(replace(o, recorded_at=min(o.recorded_at, latest)) for o in entry.outcomes))
 
 
 def union(parts: Sequence[Contents]) -> Contents:

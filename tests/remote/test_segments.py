@@ -175,11 +175,14 @@ def test_a_clock_hours_ahead_does_not_make_a_decision_the_newest() -> None:
     ahead = Contents(entries=(decided(at=NOW + 36_000), a_run(at=NOW + 36_000)))
     told, run = not_after(ahead, NOW).entries
     assert isinstance(told, Decided)
-    assert told.decision.decided_at == NOW + segments.CLOCK_SLACK_S
+    assert told.decision.decided_at == NOW
     assert isinstance(run, Run)
-    assert run.outcomes[0].recorded_at == NOW + segments.CLOCK_SLACK_S
-    right = Contents(entries=(decided(at=NOW - 1),))
-    assert not_after(right, NOW) == right
+    assert run.outcomes[0].recorded_at == NOW
+    withdrawn = Withdrawn(workload="1" * 32, toolchain="2" * 32, before=NOW + 36_000)
+    assert not_after(Contents(withdrawn=(withdrawn,)), NOW).withdrawn == (replace(withdrawn, before=NOW),)
+    for off_s in (-1.0, segments.CLOCK_SLACK_S):
+        right = Contents(entries=(decided(at=NOW + off_s),))
+        assert not_after(right, NOW) == right
 
 
 def test_the_union_is_the_same_in_any_order_and_taken_twice() -> None:
