@@ -303,9 +303,11 @@ class Exchange:
         count = 0
         for (hardware, program), withdrawn in folders.items():
             contents = Contents(withdrawn=tuple(withdrawn))
-            for segment in self._write(hardware, program, contents):
-                self.mirror.take([(segment, contents)])
-                count += 1
+            written = self._write(hardware, program, contents)
+            got_at = {segment.name: segment.at for segment in self.location.segments(hardware, program)}
+            for segment in written:
+                self.mirror.take([(segment, segments.not_after(contents, got_at.get(segment.name)))])
+            count += len(written)
             self.own.connection.write(lambda opened, h=hardware, w=withdrawn: remove_withdrawn(opened, h, w))  # type: ignore[misc]
         return count
 

@@ -292,6 +292,22 @@ def test_what_is_withdrawn_is_forgotten_also_when_it_comes_again(machines: Machi
     assert heard(other, a_job()).config == SPACE[2]
 
 
+def test_what_a_clock_that_is_ahead_withdraws_is_withdrawn_until_now(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, ahead = machines("one"), machines("ahead")
+    tuned(one, a_job())
+    assert heard(ahead, a_job()) is not None
+    assert ahead.mirror is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(exchange.rows, "now", lambda: time.time() + 36_000)
+        ahead.syncs[0].exchange.withdraw(ahead.related_decisions(a_job()))
+    assert heard(ahead, a_job()) is None
+    tuned(one, a_job(), chosen=2)
+    assert heard(machines("other"), a_job()).config == SPACE[2]
+    assert heard(ahead, a_job()).config == SPACE[2], "as on any other machine"
+
+
 def test_a_segment_in_a_folder_is_there_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location, seen = Location(tmp_path.as_uri()), []
 
