@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ..core.figures import counted, short
 from ..store.explanation.failures_alike import failures_alike
@@ -22,6 +22,7 @@ from .run import add_program_arguments
 if TYPE_CHECKING:
     from ..core.decision import Decision
     from ..language.model import LanguageModel
+    from ..remote.location import ListedSegment
     from ..settings import PackUrl, RemoteStore
     from ..store.queries import StoreFile
     from ..store.stats import StoreStats
@@ -37,7 +38,10 @@ kernel was last launched for the first time."""
 RECENT_FAILURES = 200
 MAX_TOLD = 10  # decisions for which nothing ran
 MIN_FREE_BYTES = 256 << 20
+ANSWER_S = 10.0  # for a remote store, or a pack behind a URL, to be read
 MODEL_S = 5.0  # for a language model to be found, and again to answer a prompt; loading one may take longer
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +252,7 @@ def _check_remote_store(remote: RemoteStore) -> Finding:
     from ..remote.location import Location
 
     try:
-        known = Location(remote.url).hardware()
+        known = _answered(Location(remote.url).hardware, remote)
     except AutotuneError as err:
         advice = "until it can be read, programs know what is known here; what they learn waits and is sent later"
         return Finding(check="remote", status="problem", found=error_text(err), advice=advice)
@@ -257,19 +261,41 @@ def _check_remote_store(remote: RemoteStore) -> Finding:
     )
 
 
+def _answered(ask: Callable[[], _T], by: RemoteStore | PackUrl) -> _T:
+    """What a storage answers: asked in a thread, as the client of one that is silent waits for minutes.
+
+    Raises:
+        RemoteStoreError: also where it does not answer in `ANSWER_S`.
+    """
+    from concurrent.futures import Future, wait
+    from threading import Thread
+
+    from ..errors import RemoteStoreError
+
+    answer: Future[_T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as err:  # raised where it is waited for
+            answer.set_exception(err)
+
+    Thread(target=work, name="forecast-autotune-doctor", daemon=True).start()
+    if not wait([answer], ANSWER_S).done:
+        raise RemoteStoreError(f"{by}: no answer in {ANSWER_S:g} s")
+    return answer.result()
+
+
 def _check_pack(pack: Path | PackUrl) -> Finding:
     from ..core.text import error_text
     from ..errors import AutotuneError
-    from ..remote.location import Location
-    from ..remote.trees import COPY_AGAIN, MANIFEST, MAX_MANIFEST_BYTES, check_pinned, missing, read_manifest
+    from ..remote.trees import COPY_AGAIN, MANIFEST, missing, read_manifest
     from ..settings import PackUrl
     from ..store.jsonl import read_entries
 
     try:
         if isinstance(pack, PackUrl):
-            location = Location(pack.url)
-            check_pinned(pack, location)
-            named = read_manifest(location.read_file(MANIFEST, MAX_MANIFEST_BYTES), str(pack), digest=pack.digest)
+            named = _answered(lambda: _manifest_at(pack), pack)
             return Finding(check="pack", status="ok", found=f"{pack}: {len(named)} segments")
         if pack.is_dir():
             named = read_manifest((pack / MANIFEST).read_bytes(), str(pack / MANIFEST))
@@ -282,6 +308,15 @@ def _check_pack(pack: Path | PackUrl) -> Finding:
         advice = "write it again with 'forecast-autotune export', or take it out of FORECAST_AUTOTUNE_PACKS"
         return Finding(check="pack", status="problem", found=error_text(err), advice=advice)
     return Finding(check="pack", status="ok", found=f"{pack}: {len(entries)} lines")
+
+
+def _manifest_at(pack: PackUrl) -> list[ListedSegment]:
+    from ..remote.location import Location
+    from ..remote.trees import MANIFEST, MAX_MANIFEST_BYTES, check_pinned, read_manifest
+
+    location = Location(pack.url)
+    check_pinned(pack, location)
+    return read_manifest(location.read_file(MANIFEST, MAX_MANIFEST_BYTES), str(pack), digest=pack.digest)
 
 
 def check_compilers() -> Iterator[Finding]:

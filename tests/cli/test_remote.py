@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 from pathlib import Path
 
 import pytest
 from contracts.store_contract import SPACE, a_decision, a_job, a_measurement
 
-from forecast_autotune.cli import main
+from forecast_autotune.cli import doctor, main
 from forecast_autotune.remote.exchange import Exchange
 from forecast_autotune.remote.location import Location
 from forecast_autotune.remote.mirror import Mirror
@@ -190,6 +191,26 @@ def test_doctor_looks_whether_the_remote_store_can_be_used(
     assert broken["status"] == "problem"
     assert "Protocol not known: nothing" in broken["found"]
     assert "secret" not in str(broken)
+
+
+def test_doctor_waits_a_little_for_a_server_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(doctor, "ANSWER_S", 0.5)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        pack = f"{url}/pack#{'0' * 64}"
+        monkeypatch.setenv("FORECAST_AUTOTUNE_REMOTE_STORE", url)
+        monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", pack)
+        assert main(["doctor", "--json", "--dir", str(tmp_path / "one")]) == 1
+    findings = {f["check"]: f for f in json.loads(capsys.readouterr().out)}
+    for check, name in (("remote", url), ("pack", pack)):
+        assert findings[check]["status"] == "problem"
+        assert findings[check]["found"] == f"{name}: no answer in 0.5 s"
+    assert "store" in findings, "the other checks are made all the same"
 
 
 def test_without_the_setting_or_with_a_bad_one_it_says_what_to_do(
