@@ -40,11 +40,18 @@ def is_missing(store: StoreFile, empty: object = None) -> bool:
     """
     refuse_file(store)
     if not store.exists():
-        say(f"there is no store at {store.path}: nothing has been tuned here yet")
+        say_not_found(f"there is no store at {store.path}: nothing has been tuned here yet")
         if empty is not None:
             print_json(empty)
         return True
     return False
+
+
+def say_not_found(text: str) -> None:
+    """Say on stderr what a store does not hold, and where else decisions may be, if the settings name any place."""
+    others = [name for name in ("FORECAST_AUTOTUNE_REMOTE_STORE", "FORECAST_AUTOTUNE_PACKS") if os.environ.get(name)]
+    shown = "are not listed: kernel.explain() shows them, 'forecast-autotune coverage' counts them"
+    say(f"{text}; decisions of {' and '.join(others)} {shown}" if others else text)
 
 
 def refuse_file(store: StoreFile) -> None:

@@ -15,7 +15,7 @@ from ..core.layout import Block, Facts, Table, terminal_width
 from ..core.workload import key_parts
 from ._exit_codes import NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, count, new_parser
-from ._store import hardware_meant, is_missing, store_of, warn_unreadable
+from ._store import hardware_meant, is_missing, say_not_found, store_of, warn_unreadable
 from .output import print_blocks, print_json_list, say
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.limit is None and limit is not None and (total := store.count(**which)) > limit:
         say(f"the newest {limit} of {total:,}; --limit N shows more, --kernel K those of one kernel, a pipe gets all")
     if not some and not arguments.json:
-        say(f"no decision matches{hardware_meant(store, arguments.hardware)}")
+        say_not_found(f"no decision matches{hardware_meant(store, arguments.hardware)}")
     return OK if some else NOTHING
 
 

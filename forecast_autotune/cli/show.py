@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._exit_codes import BAD_INPUT, NOTHING, OK
 from ._parsing import JSON_HELP, Subparsers, add_store_argument, new_parser
-from ._store import is_missing, nearest_kernels, store_of, warn_unreadable
+from ._store import is_missing, nearest_kernels, say_not_found, store_of, warn_unreadable
 from .listing import table_of
 from .output import print_json, print_text, say, text_for
 
@@ -82,10 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _say_unknown(store: StoreFile, key: str) -> None:
     kernels = store.kernels()
     if undecided := [name for name in kernels if key and key in name]:
-        say(f"no decision of {' or '.join(undecided[:3])} is stored here, only what was measured")
+        say_not_found(f"no decision of {' or '.join(undecided[:3])} is stored here, only what was measured")
         return
     hint = nearest_kernels(key, kernels)
-    say(f"no decision starts with {key!r} and no decided kernel has it in its name; {hint}")
+    say_not_found(f"no decision starts with {key!r} and no decided kernel has it in its name; {hint}")
 
 
 def _say_others(key: str, matches: list[StoredDecision]) -> None:

@@ -362,6 +362,16 @@ def test_clear_removes_nothing_where_there_is_no_terminal_to_ask_at(
     assert printed(capsys, "list", "--json")[0] == before
 
 
+def test_where_nothing_is_found_decisions_elsewhere_are_pointed_to(
+    tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORECAST_AUTOTUNE_PACKS", str(tmp_path / "pack"))
+    wanted = "; decisions of FORECAST_AUTOTUNE_PACKS are not listed: kernel.explain() shows them"
+    for command in (["list", "--kernel", "xyz"], ["show", "xyz"], ["list", "--dir", str(tmp_path / "none")]):
+        assert wanted in printed(capsys, *command, code=1)[1]
+    assert "are not listed" not in printed(capsys, "list")[1]
+
+
 def test_hardware_that_is_not_there_is_answered_with_the_nearest(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
