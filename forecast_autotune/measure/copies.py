@@ -24,7 +24,6 @@ from .slots import Contents, Slots
 
 if TYPE_CHECKING:
     import torch
-    from torch.autograd.graph import Node
 
 COPIES = 4  # of each argument: what candidates run on, what it held, what a run left there, and what is compared
 TEMPORARY_BYTES = 512 << 20  # at most, beside the copies
@@ -114,7 +113,6 @@ class CopiedArguments(Buffers):
         copied = {id(t) for t in tensors.values()} - set(map(id, also_reached))
         own = {n: t for n, t in (state or {}).items() if id(t) not in copied}
         self._state_leaves = [(n, t, t.grad) for n, t in own.items() if t.requires_grad and t.is_leaf]
-        self._graphs_before = [t.grad_fn for t in own.values() if t.grad_fn is not None]
         for name, tensor in own.items():
             refuse_what_has_no_copy(name, tensor)
         refuse_shortage(tensors.values(), own.values())
@@ -232,22 +230,16 @@ class CopiedArguments(Buffers):
         written = [t for t, made_by in self._followed if t.grad_fn is not made_by]
         leaves = [*self._leaves, *self._state_leaves]
         with self.seeing_writes():
-            names = {id(leaf): name for name, leaf, _ in leaves}
-            reached = gradients_of([*returned, *written], names, self._held_graphs)
+            reached = gradients_of([*returned, *written], {id(leaf): name for name, leaf, _ in leaves})
         left = {f"{n}.grad": t.grad.detach().clone() for n, t, g in leaves if t.grad is not None and t.grad is not g}
         self._accumulates |= bool(left)
         return reached if isinstance(reached, str) else {**reached, **left}
-
-    def _held_graphs(self) -> list[Node]:
-        """The ends of the graphs that the program held before any run, and of those that it holds since the last one."""
-        return [*self._graphs_before, *(t.grad_fn for t in self.slots.held() if t.grad_fn is not None)]
 
     def release(self) -> None:
         """Leave the caller's own memory as it was, and hold on to nothing."""
         self.put_back()
         self.slots = Slots()
         self._given = (), {}
-        self._graphs_before = []
         self.buffers, self._buffer_of, self._state_in = [], {}, {}
         self._leaves, self._followed, self._state_leaves, self._empty = [], [], [], []
         self._contents = Contents()

@@ -6,17 +6,14 @@ import dataclasses
 import enum
 import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..core.fork_safe_lock import fork_safe_lock
 from ..core.signal_handlers import raised_by_signal_handler
 from ..errors import AutotuneError
 
 if TYPE_CHECKING:
     import torch
-    from torch.autograd.graph import Node
 
     from .buffers import Buffers
 
@@ -26,8 +23,6 @@ Gradients = Mapping[str, "torch.Tensor"] | str
 
 _PLAIN = (type(None), str, bytes, range, slice, type, enum.Enum, numbers.Number, os.PathLike)
 _TORCH = ("dtype", "device", "layout", "memory_format")
-_COMPILED = "CompiledFunctionBackward"  # the node of what torch.compile has compiled
-_WALKING = fork_safe_lock()
 
 
 class OutputsError(AutotuneError):
@@ -228,27 +223,17 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 
-def gradients_of(
-    tensors: Sequence[torch.Tensor], names: Mapping[int, str], held: Callable[[], Iterable[Node]]
-) -> Gradients:
-    """The gradients of a weighted sum of some tensors, by the names of the leaves they reach, known by identity.
-
-    The graph is retained: a part of it may be the program's own, or be kept by it, and is to be walked again.
-
-    Args:
-        held: the ends of the graphs that the program holds.
-    """
+def gradients_of(tensors: Sequence[torch.Tensor], names: Mapping[int, str]) -> Gradients:
+    """The gradients of a weighted sum of some tensors, by the names of the leaves they reach, known by identity."""
     import torch
 
     ends = [t for t in tensors if t.grad_fn is not None]
-    nodes, leaves = _reached(t.grad_fn for t in ends)
+    leaves = _leaves(ends)
     if not leaves:
         return {}
-    weights, compiled = [_weights(t) for t in ends], {node for node in nodes if node.name() == _COMPILED}
-    is_runs_own = bool(compiled) and compiled.isdisjoint(_reached(held())[0])
     try:
-        with _compiled_code_walked_once() if is_runs_own else nullcontext():
-            gradients = torch.autograd.grad(ends, leaves, weights, retain_graph=True, allow_unused=True)
+        # A part of the graph may be the program's own, made before the call: it is to be walked again.
+        gradients = torch.autograd.grad(ends, leaves, [_weights(t) for t in ends], retain_graph=True, allow_unused=True)
     except Exception as err:
         if raised_by_signal_handler(err):
             raise
@@ -257,28 +242,9 @@ def gradients_of(
     return {names.get(id(v), f"a tensor at {id(v):#x}"): g.detach() for v, g in pairs if g is not None}
 
 
-@contextmanager
-def _compiled_code_walked_once() -> Iterator[None]:
-    """Have compiled code take it that its part of a graph is walked for the last time, though the graph is retained.
-
-    Where that code uses the memory of what it has saved for something else, it refuses to be walked twice. It asks torch
-    by a function that is private; its setting for this, `donated_buffer`, holds in the caller's thread alone.
-    """
-    import torch
-
-    asked, name = torch._C._autograd, "_get_current_graph_task_keep_graph"
-    with _WALKING:
-        answer = getattr(asked, name, None)
-        setattr(asked, name, lambda: False)
-        try:
-            yield
-        finally:
-            setattr(asked, name, answer)
-
-
-def _reached(ends: Iterable[Node | None]) -> tuple[set[Node], list[torch.Tensor]]:
-    """The nodes of a graph, and the tensors in which a backward pass from its ends would accumulate gradients."""
-    waiting, seen = list(ends), set()
+def _leaves(ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in which a backward pass from these would accumulate gradients."""
+    waiting, seen = [t.grad_fn for t in ends], set()
     leaves: dict[int, torch.Tensor] = {}
     while waiting:
         node = waiting.pop()
@@ -288,7 +254,7 @@ def _reached(ends: Iterable[Node | None]) -> tuple[set[Node], list[torch.Tensor]
         if (variable := getattr(node, "variable", None)) is not None:
             leaves[id(variable)] = variable
         waiting += [following for following, _ in node.next_functions]
-    return seen, list(leaves.values())
+    return list(leaves.values())
 
 
 def _weights(tensor: torch.Tensor) -> torch.Tensor:

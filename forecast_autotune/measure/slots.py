@@ -415,11 +415,6 @@ class Slots:
         rebound = self.rebound() if self._state else {}
         return [pair for slot in self._state if slot[0].compared and slot in rebound for pair in slot[0].left(slot[1])]
 
-    def held(self) -> list[torch.Tensor]:
-        """The tensors in what slots hold that candidates have rebound, state or not."""
-        slots = self.rebound().items()
-        return [t for (h, k), value in slots for t in (*(t for _, t in h.left(k)), *self._look_below(value))]
-
     def restore(self) -> None:
         """Put back those that are state."""
         if self._state:

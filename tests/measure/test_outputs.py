@@ -67,4 +67,4 @@ class Halved(torch.autograd.Function):
 def test_what_a_handler_of_signals_raises_in_a_backward_pass_is_no_result() -> None:
     halved = Halved.apply(torch.ones(2, requires_grad=True))
     with deadline_in(math, "exp"), pytest.raises(DeadlineError):
-        gradients_of([halved], {}, list)
+        gradients_of([halved], {})

@@ -439,94 +439,6 @@ def test_a_gradient_of_another_value_is_wrong() -> None:
     assert x.grad is None
 
 
-def compiled_to_be_walked_once(function: Any) -> Any:
-    """By torch, whose compiled code uses the memory of what it has saved for something else."""
-    torch._dynamo.reset()
-    return torch.compile(function, backend="aot_eager", dynamic=True)
-
-
-def product(x: Any, w: Any) -> Any:
-    return torch.relu(x @ w) @ w
-
-
-def cut_product(x: Any, w: Any) -> Any:
-    hidden = torch.relu(x @ w)
-    return torch.cat([hidden[:, :4], hidden[:, 4:].detach()], 1) @ w
-
-
-def test_gradients_of_compiled_code_are_compared_whatever_it_donates() -> None:
-    compiled, x, w = compiled_to_be_walked_once(product), torch.rand(8, 8), torch.rand(8, 8, requires_grad=True)
-    with pytest.raises(RuntimeError, match="donated buffers"):
-        compiled(x, w).sum().backward(retain_graph=True)
-    assert "the gradient of w" in failure_of(fa.variants([slowed(compiled), cut_product], name="default"), x, w)
-    tuned = fa.variants([slowed(product), compiled], name="candidate")
-    tuned(x, w).sum().backward()
-    assert next(iter(tuned.decisions.values())).failed == 0
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch, as it compiles
-@pytest.mark.parametrize("others", [0, 1])
-def test_the_programs_graph_below_compiled_code_stays(others: int) -> None:
-    compiled, w = compiled_to_be_walked_once(product), torch.rand(8, 8, requires_grad=True)
-    features, x = (w * w).tanh(), torch.rand(8, 8)
-    wrong = fa.variants([slowed(lambda x: compiled(x, features)), lambda x: cut_product(x, features)], name="wrong")
-    right = fa.variants([slowed(lambda x: compiled(x, features)), lambda x: product(x, features)], name="right")
-    # In a thread of its own, where autograd counts its nodes anew.
-    with beside_threads(others), ThreadPoolExecutor(1) as pool:
-        assert "the gradient of" in pool.submit(failure_of, wrong, x).result()
-        pool.submit(right, x).result().sum().backward()
-    assert next(iter(right.decisions.values())).failed == 0
-    assert w.grad is not None
-
-
-class WeightNormed:
-    """Makes its weight once a step."""
-
-    def __init__(self) -> None:
-        self.v, self.cached = torch.nn.Parameter(torch.rand(8, 8)), None
-        self.compiled = compiled_to_be_walked_once(product)
-
-    def weight(self) -> Any:
-        if self.cached is None:
-            self.cached = self.v / self.v.norm()
-        return self.cached
-
-    def wide(self, x: Any) -> Any:
-        time.sleep(LAZY_S)
-        return self.compiled(x, self.weight())
-
-    def plain(self, x: Any) -> Any:
-        return product(x, self.weight())
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch, as it compiles
-def test_a_graph_that_the_first_call_makes_and_keeps_can_be_walked() -> None:
-    layer, x = WeightNormed(), torch.rand(8, 8)
-    tuned = fa.variants([layer.wide, layer.plain])
-    for _ in range(2):
-        tuned(x).sum().backward()
-        layer.cached = None
-    assert next(iter(tuned.decisions.values())).failed == 0
-
-
-class RandomlyRounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:  # noqa: ARG004  # torch's signature
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # noqa: ARG004
-        return gradient * (torch.rand_like(gradient) > 0.5) * 2
-
-
-def test_random_numbers_of_a_backward_pass_are_drawn_once() -> None:
-    compiled, w = compiled_to_be_walked_once(product), torch.rand(8, 8, requires_grad=True)
-    wide = slowed(lambda x: RandomlyRounded.apply(compiled(x, w)))
-    tuned = fa.variants([wide, lambda x: RandomlyRounded.apply(product(x, w))])
-    tuned(torch.rand(8, 8))
-    assert next(iter(tuned.decisions.values())).failed == 0
-
-
 @pytest.mark.parametrize(("times", "is_right"), [(1, True), (0, False), (2, False)])
 def test_what_a_backward_pass_writes_is_compared(times: int, is_right: bool) -> None:
     w, mean = torch.rand(4, requires_grad=True), torch.zeros(())
@@ -542,15 +454,38 @@ def test_what_a_backward_pass_writes_is_compared(times: int, is_right: bool) -> 
     assert next(iter(tuned.decisions.values())).failed == int(not is_right)
 
 
-def test_a_default_whose_gradients_cannot_be_had_is_not_tuned() -> None:
+def product(x: Any, w: Any) -> Any:
+    return torch.relu(x @ w) @ w
+
+
+def cut_product(x: Any, w: Any) -> Any:
+    hidden = torch.relu(x @ w)
+    return torch.cat([hidden[:, :4], hidden[:, 4:].detach()], 1) @ w
+
+
+def checkpointed(x: Any, w: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
-    w = torch.rand(8, 8, requires_grad=True)
-    tuned = fa.variants([slowed(lambda x: checkpoint(product, x, w, use_reentrant=True)), lambda x: cut_product(x, w)])
-    x = torch.rand(8, 8, requires_grad=True)
-    with pytest.warns(TuningWarning, match="use_reentrant=False"):
-        tuned(x).sum().backward()
+    return checkpoint(product, x, w, use_reentrant=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: torch.compile(product, backend="aot_eager", dynamic=True), "donated_buffer=False"),
+        (lambda: checkpointed, "use_reentrant=False"),
+    ],
+    ids=["compiled", "checkpointed"],
+)
+def test_a_default_whose_gradients_cannot_be_had_is_not_tuned(make: Any, told: str) -> None:
+    tuned = fa.variants([slowed(make()), cut_product])
+    x, w = torch.rand(8, 8, requires_grad=True), torch.rand(8, 8, requires_grad=True)
+    with pytest.warns(TuningWarning, match=told):
+        tuned(x, w).sum().backward()
     assert not tuned.decisions
+    gradient, w.grad = w.grad, None
+    product(x, w).sum().backward()
+    torch.testing.assert_close(gradient, w.grad)
 
 
 def test_variants_that_work_in_place_leave_the_gradient_right() -> None:
