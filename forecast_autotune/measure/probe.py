@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import platform
@@ -18,6 +19,10 @@ from ..processes.tools import run_tool
 from .board import power_limit_w
 
 log = logging.getLogger(__name__)
+
+_READ_BY_COMPILERS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+_READ_BY_NVCC = ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+"""Variables of the environment that change what is compiled."""
 
 
 @functools.cache
@@ -119,7 +124,10 @@ def _cache_bytes(level: int) -> int:
 
 
 def detect_cpp_toolchain(flags: Sequence[str] = (), *, cuda: bool = False) -> Toolchain:
-    """What builds a C++ or CUDA extension here: compilers, torch, and the flags that change code."""
+    """What builds a C++ or CUDA extension here: compilers, torch, and the flags and search paths that change code.
+
+    The compiler's version stands for the words of `CXX` that name it, a launcher such as ccache included.
+    """
     import torch
 
     compiler = os.environ.get("CXX", "c++")
@@ -128,6 +136,10 @@ def detect_cpp_toolchain(flags: Sequence[str] = (), *, cuda: bool = False) -> To
         versions["nvcc"] = compiler_version(nvcc_path() or "nvcc")
         versions["arch"] = os.environ.get("TORCH_CUDA_ARCH_LIST", "")
     versions["flags"] = " ".join(flags)
+    options = itertools.dropwhile(lambda word: not word.startswith("-"), compiler.split())
+    given = {"CXX options": " ".join(options)}
+    given |= {name: os.environ.get(name, "") for name in (*_READ_BY_COMPILERS, *(_READ_BY_NVCC if cuda else ()))}
+    versions |= {name: text for name, text in given.items() if text}
     return Toolchain(versions=versions)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,40 @@ def test_the_toolchain_changes_with_compiler_and_flags(monkeypatch: pytest.Monke
     assert detect_cpp_toolchain(("-O3",)).digest != plain.digest
     monkeypatch.setenv("CXX", "no_such_compiler")
     assert detect_cpp_toolchain().versions["compiler"] == "not found"
+
+
+SET_OUTSIDE = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+
+@pytest.fixture
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CXX", *SET_OUTSIDE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("nothing_set")
+def test_options_in_cxx_are_of_the_toolchain_and_how_it_is_named_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = detect_cpp_toolchain()
+    assert plain.versions.keys() == {"compiler", "torch", "flags"}, "decisions that are stored still serve"
+    for same in ("c++", shutil.which("c++"), "env c++"):
+        monkeypatch.setenv("CXX", str(same))
+        assert detect_cpp_toolchain().digest == plain.digest, same
+    monkeypatch.setenv("CXX", "env c++ -m64  -DDEBUG=1")
+    assert detect_cpp_toolchain().versions == {**plain.versions, "CXX options": "-m64 -DDEBUG=1"}
+
+
+@pytest.mark.usefixtures("nothing_set")
+@pytest.mark.parametrize("name", SET_OUTSIDE)
+def test_what_compilers_read_from_the_environment_is_of_the_toolchain(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    plain = detect_cpp_toolchain(cuda=True)
+    assert plain.versions.keys() == {"compiler", "torch", "nvcc", "arch", "flags"}
+    monkeypatch.setenv(name, "")
+    assert detect_cpp_toolchain(cuda=True).digest == plain.digest
+    monkeypatch.setenv(name, "-I/opt/v1")
+    assert detect_cpp_toolchain(cuda=True).versions == {**plain.versions, name: "-I/opt/v1"}
+    assert (name in detect_cpp_toolchain().versions) == ("NVCC" not in name)
 
 
 def test_versions_are_one_line() -> None:
