@@ -23,8 +23,8 @@ class Finals:
     """Times the finalists of a run in turns, and keeps their new times.
 
     The new times are brought to the scale of the old ones, on which the default is as fast as before. Nothing changes
-    where fewer than two configs come near each other, or where the time ends before each has had its turn: then the old
-    times are the fairer comparison.
+    where fewer than two configs come near each other, or where the time ends before each has had its turn, or one fails
+    for a cause that may pass: then the old times are the fairer comparison.
     """
 
     def __init__(self, state: RunState, trials: Trials) -> None:
@@ -40,7 +40,7 @@ class Finals:
             if len(finalists) < 2 or self._state.budget.seconds_left <= 0:
                 return
             built = self._trials.recompile(finalists)
-            if len(built) >= 2:
+            if len(built) >= 2 and {*built} >= {*finalists} & self._state.measured().keys():
                 with self._trials.compiler.paused():
                     self._measure(built)
             if {*finalists} <= self._state.measured().keys():
@@ -118,7 +118,9 @@ def settled(timed: Mapping[Config, Measurement]) -> bool:
 def _time_in_turns(
     finalists: list[Config], state: RunState, trials: Trials, within_s: float
 ) -> dict[Config, Measurement]:
-    """Each finalist's samples of all rounds; one that fails leaves the list. Empty if they would take too long.
+    """Each finalist's samples of all rounds; one that fails leaves the list.
+
+    Empty if they would take too long, or if one fails for a cause that may pass.
 
     A round goes there and back, so that a machine that slowly gets faster or slower favours none.
     """
@@ -134,9 +136,11 @@ def _time_in_turns(
                 continue
             outcome = trials.time_as_finalist(config)
             if isinstance(outcome, Failure):
+                state.keep(config, outcome)
+                if outcome.transient:
+                    return {}
                 finalists.remove(config)
                 again.pop(config, None)
-                state.keep(config, outcome)
             else:
                 again[config] = again[config].with_more(outcome) if config in again else outcome
         if settled(again):

@@ -98,16 +98,15 @@ class RunState:
             self.forecaster.start(self.store.related_recordings(self.job), self.outcomes, self.evidence)
 
     def keep(self, config: Config, outcome: Outcome) -> None:
-        """Remember an outcome, in the store too."""
+        """Remember an outcome, in the store too; a transient failure never replaces a time."""
         if config not in self.outcomes:  # else it is timed again: as a finalist, or to compare with earlier runs
             self.tried.add(config)
             self.budget.tried += 1
         self.under_way.pop(config, None)
         self._up_to_date = False
         transient = isinstance(outcome, Failure) and outcome.transient
-        ran_before = isinstance(self.outcomes.get(config), Measurement)
-        self.outcomes[config] = outcome
-        if not (transient and ran_before):
+        if not (transient and isinstance(self.outcomes.get(config), Measurement)):
+            self.outcomes[config] = outcome
             self.store.record_outcome(self.job, self.id, config, outcome, self.forecaster.of(config))
         self.sharing.settle(config, transient=transient)
         if isinstance(outcome, Failure):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from recorded import job_of, measurement
@@ -11,7 +13,7 @@ from small_runs import Fixed, Memory, Noisy, recorded_as, tuned_by
 from forecast_autotune.core.budget import Budget
 from forecast_autotune.core.config import Config
 from forecast_autotune.core.job import Recording
-from forecast_autotune.core.outcome import Failure, Measurement, Outcome
+from forecast_autotune.core.outcome import Evidence, Failure, Measurement, Outcome
 from forecast_autotune.core.timing_limits import IN_FULL, TimingLimits
 from forecast_autotune.measure.replay import Replay
 from forecast_autotune.tuning.loop import tune
@@ -121,6 +123,34 @@ def test_where_the_fastest_fail_in_their_turns_the_next_have_theirs() -> None:
     decision = tuned_by(of, Failing(of, 0.0001))
     assert (decision.config, decision.failed) == (Config({"i": 3}), 2)
     assert decision.speedup == pytest.approx(150 / 110, rel=1e-3)
+
+
+@pytest.mark.parametrize("failing", [{0}, {1}, {0, 1, 2}])
+def test_a_finalist_that_fails_for_a_cause_that_may_pass_keeps_its_time(failing: set[int]) -> None:
+    class Disturbed(Noisy):
+        def measure(self, config: Config, limits: TimingLimits = IN_FULL) -> Outcome:
+            outcome = super().measure(config, limits)
+            fails = limits.share < 1 and config["i"] in failing
+            return Failure(stage="compile", message="it is gone", transient=True) if fails else outcome
+
+    of, store = recorded_as([150, 90, 92, 130]), Memory()
+    decision = tuned_by(of, Disturbed(of, 0.0001), store=store)
+    assert (decision.config, decision.basis, decision.failed) == (Config({"i": 1}), "measured", 0)
+    assert decision.speedup == pytest.approx(150 / 90, rel=1e-3)
+    assert all(isinstance(outcome, Measurement) for _, outcome, _ in store.recorded)
+
+
+def test_a_finalist_whose_build_fails_for_a_cause_that_may_pass_can_win() -> None:
+    class Unbuilt(Noisy):
+        def compile(self, configs: Iterable[Config], **how: Any) -> Iterator[tuple[Config, Evidence | Failure]]:
+            full = Failure(stage="compile", message="No space left on device", transient=True)
+            for config, built in super().compile(configs, **how):
+                yield config, full if config["i"] == 2 else built
+
+    of = recorded_as([150, 100, 90])
+    store = Memory(known={Config({"i": i}): measurement(us) for i, us in enumerate((150, 92, 90))})
+    decision = tuned_by(of, Unbuilt(of, 0.0001), store=store)
+    assert (decision.config, decision.basis) == (Config({"i": 2}), "measured")
 
 
 def test_a_run_that_finds_everything_timed_still_decides_by_turns() -> None:
