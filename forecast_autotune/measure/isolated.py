@@ -16,6 +16,7 @@ from ..core.config import Config
 from ..core.config_errors import raised
 from ..core.outcome import Measurement
 from ..core.timing_limits import TimingLimits
+from ..errors import BuildError
 from ..processes.channel import Channel, Message
 from ..processes.endings import WorkerDiedError, WorkerRaisedError
 from ..processes.extension import Extension
@@ -112,6 +113,8 @@ class Isolated(BaseMeasurer):
                 self._let_go()
             if lost:
                 raise WorkerDiedError(str(err)) from None
+            if str(err).startswith(BuildError.__name__):  # its library is gone, for which it cannot be blamed
+                raise BuildError(str(err)) from None
             raise
         except BaseException:
             self._let_go()

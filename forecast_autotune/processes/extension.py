@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import InvalidInputError
+from ..errors import BuildError, InvalidInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,17 @@ class Extension:
 
         Raises:
             InvalidInputError: it has no such function; lists those it has.
+            BuildError: the library is gone, as where another process has removed it since.
             ImportError, OSError: it cannot be loaded.
         """
+        try:
+            return self._loaded_function(name)
+        except (ImportError, OSError) as err:
+            if pathlib.Path(self.path).exists():
+                raise
+            raise BuildError(f"{self.path} was removed before it was loaded") from err
+
+    def _loaded_function(self, name: str) -> Callable[..., Any]:
         import torch
 
         if self.namespace is not None:

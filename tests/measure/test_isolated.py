@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,21 @@ def measuring(toy: Toy, function: str, args: tuple[Any, ...], log: Path, check: 
 
 
 def isolated_measurer(
-    toy: Toy, function: str, args: tuple[Any, ...], log: Path, *, default: str = "plain", check: Any = "allclose"
+    toy: Toy,
+    function: str,
+    args: tuple[Any, ...],
+    log: Path,
+    *,
+    default: str = "plain",
+    check: Any = "allclose",
+    describe: Callable[[Config, Any], dict[str, Any]] | None = None,
 ) -> Isolated:
     def described(config: Any, _: object) -> dict[str, Any]:
         return {"extension": toy.compiler().extension(config).as_json(), "function": function}
 
     return Isolated(
         job=extension_trials,
-        describe=described,
+        describe=describe or described,
         name=function,
         default=toy.config(default),
         arguments=args,
@@ -245,6 +253,22 @@ def test_what_the_default_raises_too_is_not_kept_against_a_config(toy: Toy, tmp_
     with measuring(toy, "scaled", ("no tensor", 2.0), tmp_path) as measurer:
         outcomes = [measurer.measure(toy.config(mode)) for mode in ("plain", "slow")]
     assert all(isinstance(o, Failure) and o.transient and not o.crashed for o in outcomes)
+
+
+def test_a_library_that_is_gone_is_not_held_against_its_config(toy: Toy, tmp_path: Path) -> None:
+    def described(config: Config, _: object) -> dict[str, Any]:
+        extension = toy.compiler().extension(toy.config("plain"))
+        if config == toy.config("slow"):
+            extension = replace(extension, path=str(tmp_path / "gone" / "toy.so"))
+        return {"extension": extension.as_json(), "function": "scaled"}
+
+    with isolated_measurer(toy, "scaled", (torch.ones(5000), 2.0), tmp_path, describe=described) as measurer:
+        assert isinstance(measurer.measure(toy.config("plain")), Measurement)
+        outcome = measurer.measure(toy.config("slow"))
+        assert isinstance(outcome, Failure)
+        assert outcome.transient
+        assert "toy.so was removed before it was loaded" in outcome.message
+        assert isinstance(measurer.measure(toy.config("slower")), Measurement)
 
 
 def test_what_a_candidate_prints_goes_to_the_log(toy: Toy, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
