@@ -182,7 +182,7 @@ class _Run:
         while True:
             step = self.choose()
             if isinstance(step, Stop):
-                return step
+                return spent if state.under_way.keys() - state.left_behind else step  # those that the end has cut short
             if self.ending.reached() or state.configs_left <= 0:
                 return spent
             rescale_earlier_times(state, self.trials)

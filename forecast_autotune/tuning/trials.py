@@ -80,8 +80,13 @@ class Trials:
                 state.report("building")
 
     def _leave_behind(self) -> None:
-        """Wait no more for what is being built still. It was begun, so it stays off the budget; no failure is noted."""
+        """Wait no more for what is being built still. It was begun, so it stays off the budget; no failure is noted.
+
+        Where the run ends, it does not count: nobody knows whether its build takes long.
+        """
         state = self._state
+        if self._ending.reached():
+            return
         if left := state.under_way.keys() - state.evidence.keys() - state.left_behind:
             state.left_behind |= left
             log.info("%s: left behind while being built: %s", state.job.workload, "; ".join(sorted(map(str, left))))

@@ -203,6 +203,12 @@ def test_the_default_is_waited_for_however_long_it_takes() -> None:
     assert device.timed[0] == (60, 0)
 
 
+def test_where_the_time_ends_in_the_first_build_none_counts_as_left_behind() -> None:
+    device, decision = run(compiled_in([60, 90, 90]), workers=3, budget="8s")
+    assert (decision.tried, decision.config, device.timed) == (0, Config({"i": 0}), [])
+    assert decision.reason == "the budget of 8s is spent"
+
+
 def test_few_builds_leave_nothing_behind() -> None:
     _, decision = run(compiled_in([1, 1, 1, 100]), workers=4)
     assert decision.tried == 4
