@@ -25,9 +25,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = new_parser(
         subparsers,
         "pending",
-        "Keys met where measuring was not allowed (mode cached, forecast or strict, a budget of 0, torch.compile) and not\n"
-        "measured since, the one met last first. `tune-pending` measures them; so does any run of their program in mode\n"
-        "tune that calls the kernels itself.",
+        "Keys met where measuring was not allowed (mode cached, forecast or strict, a budget of 0 or one that was spent,\n"
+        "torch.compile) and not measured since, the one met last first. `tune-pending` measures them; so does any run of\n"
+        "their program in mode tune that calls the kernels itself.",
         nothing="no key is pending; --json prints []",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)

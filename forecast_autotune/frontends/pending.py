@@ -98,11 +98,11 @@ def after_tuning(renew: Callable[[], None]) -> None:
 def note_if_pending(
     store: Store, job: Job, decision: Decision | None, settings: Settings, budget: Budget, unmeasured: str = ""
 ) -> None:
-    """Note in the store a job that was just decided without a measurement of its own, because none is allowed now.
+    """Note in the store a job that was just decided without a measurement of its own: none is allowed, or no time was left.
 
     Args:
         decision: None where none could be made.
     """
-    if (decision is None or decision.awaits_measuring) and (settings.mode == "strict" or not budget.measures):
+    if (decision is None or decision.awaits_measuring) and (settings.mode == "strict" or budget.exhausted):
         because = settings.mode if settings.mode != "tune" else None
         store.note_pending(job, f"mode {because}" if because else unmeasured or f"budget {budget}")

@@ -135,6 +135,15 @@ def test_a_key_where_the_total_ends_before_any_measurement_is_noted(
     assert [d.tried for d in kernel.decisions.values()] == [0]
 
 
+def test_a_key_whose_own_time_ends_before_any_measurement_is_noted(own_settings: Path) -> None:
+    kernel = tuned(budget="2,0.000000001s")
+    assert call(kernel) == 1
+    assert noted(own_settings) == [(1000, "budget 2,0.000000001s", 1)]
+    with fa.tune_pending():
+        call(tuned(budget=2))
+    assert noted(own_settings) == []
+
+
 def test_a_key_with_only_its_default_timed_when_the_total_ends_stays_open(
     own_settings: Path, set_process_total: Callable[[Any], None]
 ) -> None:
