@@ -21,7 +21,7 @@ from ..core.decision import Decision
 from ..core.forks import after_fork_in_child
 from ..core.job import Job, Progress
 from ..core.signal_handlers import raised_by_signal_handler
-from .progress_text import TunedKey, closing_line, live_line, summary_line, tuned_key
+from .progress_text import TunedKey, closing_line, live_line, summary_line, tuned_key, untried_line
 from .screens import Screen, Terminal, screen_for
 
 log = logging.getLogger(__name__)
@@ -61,12 +61,19 @@ class Run:
     def tuned(self, job: Job, decision: Decision, *, measured_here: bool, is_stored: bool) -> None:
         """Put up the closing line of its key.
 
-        A key that another process has measured has none, but for rank 0: it speaks for all ranks of a job.
+        A key that another process has measured has none, but for rank 0: it speaks for all ranks of a job. One whose time
+        was spent before anything was decided has a line that says so.
         """
         of_the_job = _rank() == 0 and decision.decided_at >= PROCESS_BEGAN_AT and _board.is_news(job)
         if decision.tried and (measured_here or of_the_job):
             seconds = self.elapsed_s if measured_here else decision.spent_s
             _board.close(job, decision, seconds, is_stored)
+        elif not decision.rests_on_outcomes and self._time_is_spent:
+            _board.say(lambda columns: untried_line(job, decision, seconds=self.elapsed_s, columns=columns))
+
+    @property
+    def _time_is_spent(self) -> bool:
+        return self.progress is not None and self.heard_s + self.progress.seconds_left <= self.elapsed_s
 
     def text(self, columns: int | None) -> str:
         """Its line."""
@@ -189,6 +196,14 @@ class _Board:
                 screen.say(closing_line(key, screen.columns))
             elif screen.replaces:
                 screen.say(summary_line(self._keys), keep=True)
+
+    @_harmless
+    def say(self, line: Callable[[int | None], str]) -> None:
+        """Put up a line that stays, made for the columns that there are."""
+        with self._drawing:
+            screen = self._current_screen()
+            if screen is not None:
+                screen.say(line(screen.columns))
 
     @_harmless
     def sum_up(self) -> None:

@@ -88,6 +88,8 @@ def live_line(name: str, progress: Progress | None, *, elapsed_s: float, heard_s
     limit = min(progress.limit, len(progress.job.space))
     limit_s = heard_s + progress.seconds_left
     time = f"{elapsed_s:.0f} s" if math.isinf(limit_s) else f"{elapsed_s:.0f} of at most {limit_s:.0f} s"
+    if progress.doing == "building" and progress.tried == 0 and elapsed_s >= limit_s + 1:
+        time = f"{elapsed_s:.0f} s, beyond its {limit_s:.0f} s for the default's build"
     parts = [progress.doing, f"{progress.tried} of {limit:.0f} tried", time]
     if progress.best_speedup is not None and progress.tried > 1:
         is_default = progress.best == progress.job.space.default
@@ -109,6 +111,18 @@ def closing_line(key: TunedKey, columns: int | None = None) -> str:
         return whole
     tries = (whole, *(fitted(key.name, rest, columns) for rest in (by_name, by_digest)))
     return next((line for line in tries if cells(line) <= columns), key.name + by_name)
+
+
+def untried_line(job: Job, decision: Decision, *, seconds: float, columns: int | None = None) -> str:
+    """That a key's time was spent before anything was decided, what runs, and that this is not the end of it."""
+    config = plain(varying_knobs(decision.config, job.space))
+    rest = (
+        f": {config}{', the default' if decision.config == job.space.default else ''}, 0 of {decision.space_size} tried, "
+        f"{as_seconds(seconds)}: the budget of {decision.budget} was spent first, and the next start tunes"
+    )
+    name = plain(job.workload.program.name)
+    whole = name + _key_text(job.workload) + rest
+    return whole if columns is None or cells(whole) <= columns else fitted(name, rest, columns)
 
 
 def summary_line(keys: Sequence[TunedKey]) -> str:

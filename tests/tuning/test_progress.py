@@ -38,7 +38,7 @@ from forecast_autotune.tuning import progress, progress_text
 from forecast_autotune.tuning.loop import tune
 from forecast_autotune.tuning.policies import Exhaustive
 from forecast_autotune.tuning.progress import Run, show_progress
-from forecast_autotune.tuning.progress_text import cells, cut
+from forecast_autotune.tuning.progress_text import cells, cut, live_line
 from forecast_autotune.tuning.screens import Terminal
 
 CPU = Hardware(kind="cpu", name="a CPU")
@@ -187,6 +187,22 @@ def test_a_line_says_what_is_done_how_far_how_long_and_the_best(terminal: Stream
     with show_progress("a kernel") as run:
         tell(run, "timing", tried=2, best=SPACE[2], best_speedup=1.832, seconds_left=30.0, timing=True)
     assert "scale.twice: timing, 2 of 3 tried, 0 of at most 30 s, best 1.83x" in terminal.getvalue()
+
+
+def test_a_line_says_that_the_default_is_waited_for_beyond_the_limit() -> None:
+    facts = {
+        "doing": "building",
+        "forecast": 3,
+        "compiled": 0,
+        "tried": 0,
+        "limit": 16,
+        "best": None,
+        "best_speedup": None,
+    }
+    for elapsed_s, says in ((8.0, "8 of at most 8 s"), (10.0, "10 s, beyond its 8 s for the default's build")):
+        told = Progress(job=job(), spent_s=0.0, seconds_left=7.0, **facts)
+        line = live_line("a kernel", told, elapsed_s=elapsed_s, heard_s=1.0, columns=None)
+        assert line == f"scale.twice: building, 0 of 3 tried, {says}"
 
 
 @pytest.mark.usefixtures("at_once")
@@ -467,6 +483,17 @@ def test_a_key_that_was_not_measured_has_no_line(pipe: Stream) -> None:
     tune_keys(job(), tried=0)
     tune_keys(job(), here=False)
     assert pipe.getvalue() == ""
+
+
+def test_a_key_whose_time_was_spent_before_anything_was_tried_says_so(pipe: Stream) -> None:
+    with show_progress("a kernel") as run:
+        tell(run, seconds_left=0.0)
+        close(run, tried=0, config=SPACE.default, basis="default", config_us=None, default_us=None, budget="16,8s")
+    assert re.fullmatch(
+        r"scale\.twice\(n=4096\): LANES=1, the default, 0 of 3 tried, [\d.]+ s: the budget of 16,8s was spent first, "
+        r"and the next start tunes\n",
+        pipe.getvalue(),
+    )
 
 
 def test_a_default_that_stays_is_said_in_place_of_the_gain(pipe: Stream) -> None:
