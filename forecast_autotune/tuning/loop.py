@@ -140,14 +140,11 @@ class _Run:
         if self.budget.total_left_s <= 0 and set(self.state.outcomes) <= {self.job.space.default}:
             return self.leave_pending(stop)
         decision = self.decide(stop)
-        default = self.state.outcomes.get(self.job.space.default)
-        in_passing = default if isinstance(default, Failure) and default.transient else None
-        # Without the default's time nobody knows what beats it. The next run tries it again: a second failure counts.
-        if decision.basis != "measured" or decision.known or in_passing is None or in_passing.refused:
-            self.parts.store.record_decision(self.job, decision)
+        self.parts.store.record_decision(self.job, decision)
         report_failures(self.state.findings())
         report_noise(self.state)
-        if decision.none_ran and in_passing:
+        default = self.state.outcomes.get(self.job.space.default)
+        if decision.none_ran and isinstance(default, Failure) and default.transient:
             return decision  # a later call is tuned again: no other rank is to hold to this
         theirs = self.parts.store.publish_decision(self.job, decision)
         if theirs != decision:

@@ -270,32 +270,3 @@ def test_whoever_tunes_stops_as_soon_as_the_ranks_hold_to_a_decision(policy: Pol
     assert decide(recorded_as([100, 50, 70, 80, 90, 60]), 5, policy=policy, store=store) == held
     assert len(store.recorded) == 2
     assert store.decided is None, "what was measured so far is no decision"
-
-
-IN_PASSING = Failure(stage="launch", message="out of memory", transient=True)
-
-
-def test_where_the_default_failed_in_passing_the_next_run_tries_it_again() -> None:
-    store = Memory()
-    first = decide(recorded_as([IN_PASSING, 90, 80]), store=store)
-    assert (first.config, first.basis) == (Config({"i": 2}), "measured")
-    assert store.decided is None, "nobody knows what the default takes"
-    store.known = {c: o for c, o, _ in store.recorded if isinstance(o, Measurement)}
-    assert decide(recorded_as([40, 90, 80]), store=store) == store.decided
-    assert store.decided is not None
-    assert store.decided.config == Config({"i": 0})
-
-
-def test_a_default_that_fails_in_passing_in_two_runs_counts_as_failed() -> None:
-    store = Memory(known={Config({"i": 1}): measurement(90), Config({"i": 2}): measurement(80)})
-    decide(recorded_as([IN_PASSING, 90, 80]), store=store)
-    assert store.decided is not None
-    assert (store.decided.config, store.decided.basis) == (Config({"i": 2}), "measured")
-
-
-def test_a_default_that_is_not_made_for_the_call_counts_as_failed_at_once() -> None:
-    refuses = replace(IN_PASSING, message="InvalidInputError: rows of at most 4096")
-    store = Memory()
-    decide(recorded_as([refuses, 90, 80]), store=store)
-    assert store.decided is not None
-    assert store.decided.config == Config({"i": 2})
