@@ -128,7 +128,7 @@ def exchange(channel: Channel, request: Mapping[str, Any]) -> None:
 def _exchange_of(request: Mapping[str, Any], complain: Complain) -> Exchange | PackCopy:
     folder, url = Path(request["folder"]), str(request["url"])
     if request["pack"]:
-        return PackCopy(folder, PackUrl(url=url, digest=str(request["digest"])))
+        return PackCopy(folder, PackUrl(url=url, digest=str(request["digest"])), complain)
     own, mirror = SqliteStore(folder, quiet=True), Mirror(folder, url)
     return Exchange(own, mirror, Location(url), sources=bool(request["sources"]), complain=complain)
 

@@ -88,8 +88,8 @@ class FleetStore(SqliteStore):
 
     def _copying(self, folder: Path, pack: PackUrl) -> PackCopy | ExchangeApart:
         if self._apart and not pack.url.startswith("memory:"):
-            return ExchangeApart(folder, pack, complain=self._complain)
-        return PackCopy(folder, pack)
+            return ExchangeApart(folder, pack, complain=self._of_pack(folder))
+        return PackCopy(folder, pack, self._of_pack(folder))
 
     @property
     def is_trusted(self) -> bool:

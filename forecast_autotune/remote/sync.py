@@ -214,10 +214,8 @@ class Sync:
         """Read what is wanted; of this hardware first, as that alone decides calls."""
         reading = dict(self._reading)
         for (hardware, digest), program in reading.items():
-            try:
-                self.exchange.pull(hardware, program, fresh_s=FRESH_S)
-            finally:
-                self.generation += 1  # some may have come before it failed
+            self.exchange.pull(hardware, program, fresh_s=FRESH_S)
+            self.generation += 1
             with self._changed:
                 self._reading.pop((hardware, digest), None)
                 if (hardware, digest) not in self._wanted:  # not again meanwhile

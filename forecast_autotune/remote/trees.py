@@ -20,7 +20,7 @@ from ..core.file_format import FileFormat
 from ..core.job import Job
 from ..core.text import error_text, plain
 from ..core.workload import Program
-from ..errors import InvalidInputError, RemoteStoreError
+from ..errors import InvalidInputError
 from ..settings import PackUrl
 from ..store import encoding
 from ..store.encoding import from_text
@@ -283,10 +283,12 @@ class PackCopy:
     Args:
         folder: of the copy.
         pack: where it is.
+        complain: gets what the pack lacks.
     """
 
-    def __init__(self, folder: Path, pack: PackUrl) -> None:
+    def __init__(self, folder: Path, pack: PackUrl, complain: Complain) -> None:
         self.folder = folder
+        self._complain = complain
         self.pack = pack
         self.location = Location(pack.url)
 
@@ -298,11 +300,7 @@ class PackCopy:
         """Nothing to end here."""
 
     def pull(self, hardware: str, program: Program, *, fresh_s: float = 0.0) -> None:  # noqa: ARG002  # as `Exchange`
-        """Copy what the pack holds of a program, on all hardware, and is not here yet.
-
-        Raises:
-            RemoteStoreError: also where the pack lacks some of it; the rest is copied.
-        """
+        """Copy what the pack holds of a program, on all hardware, and is not here yet."""
         listed = _of(program, self._manifest())
         wanted = missing(self.folder, listed)
         for start in range(0, len(wanted), READ_AT_ONCE):
@@ -312,7 +310,7 @@ class PackCopy:
                 _write(self.folder / segment.path, data)
         if lacking := missing(self.folder, listed):
             what = f"{counted(len(lacking), 'segment')} of {program.name}"
-            raise RemoteStoreError(f"{self.location.shown} lacks {what}, the first {lacking[0].path}: {COPY_AGAIN}")
+            self._complain(f"pack {self.location.shown} lacks {what}, the first {lacking[0].path}: {COPY_AGAIN}")
 
     def pull_from_other_hardware(self, hardware: str, program: Program, *, fresh_s: float) -> None:
         """`pull` has copied that too."""
